@@ -29,7 +29,7 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("the device has metadata already: %s at byte %d", e.Found, e.Offset)
 }
 
-// Probe says what metadata a superblock is of, damaged or not; "" when there is none.
+// probe says what metadata a superblock is of, damaged or not; "" when there is none.
 func probe(block []byte) string {
 	sb, err := DecodeSuper(block)
 	if err == nil {
@@ -100,7 +100,11 @@ func Create(dataSize int64, md Device, o CreateOptions) error {
 	if err := initAL(md, l); err != nil {
 		return err
 	}
-	if err := zero(md, l.Bitmap, min(l.BitmapBytes, bitmapBytes(l.Capacity, o.MaxPeers))); err != nil {
+	used := l.BitmapBytes
+	if o.Kind != Internal { // the area may be far larger than any bitmap in it
+		used = min(used, bitmapBytes(l.Capacity, o.MaxPeers))
+	}
+	if err := zero(md, l.Bitmap, used); err != nil {
 		return err
 	}
 	sb.encode(block)

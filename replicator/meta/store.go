@@ -122,7 +122,16 @@ func OpenForRepair(dataSize int64, md Device, kind Kind, index int) (*Store, err
 	if kind == Internal {
 		dataSize = md.Size()
 	}
-	at, err := superAt(kind, index, md.Size())
+	return open(dataSize, md, kind, index)
+}
+
+// open expects internal metadata at the end of the first dataSize bytes.
+func open(dataSize int64, md Device, kind Kind, index int) (*Store, error) {
+	end := md.Size()
+	if kind == Internal {
+		end = dataSize
+	}
+	at, err := superAt(kind, index, end)
 	if err != nil {
 		return nil, err
 	}
