@@ -96,6 +96,9 @@ type conn struct {
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, log: s.cfg.Log, base: nc, nc: nc, in: make([]byte, readBuffer), handover: make(chan struct{}, 1)}
 	c.cond.L = &c.mu
+	if u, ok := nc.(*net.UnixConn); ok {
+		_ = u.SetWriteBuffer(1 << 20)
+	}
 	return c
 }
 

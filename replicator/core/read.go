@@ -1,0 +1,195 @@
+package core
+
+import (
+	"errors"
+
+	"github.com/hawser-ha/hawser/replicator/wire"
+)
+
+// readable says whether the local disk holds the present data of [off, off+length).
+func (m *Machine) readable(v *volume, off, length int64) bool {
+	switch {
+	case v.disk == wire.UpToDate:
+		return true
+	case v.disk != wire.Inconsistent:
+		return false
+	}
+	// A sync target has the blocks whose bits are clear. Outside a resync the bits of an Inconsistent disk say nothing.
+	target := false
+	for _, l := range v.pv {
+		if l.conn == wire.SyncTarget || l.conn == wire.PausedSyncT {
+			target = true
+			if l.isDirty(off, length) {
+				return false
+			}
+		}
+	}
+	return target
+}
+
+// read serves an application read from the local disk or from a peer.
+func (m *Machine) read(r *Request) {
+	if r.Len == 0 {
+		m.finish(r, nil)
+		return
+	}
+	if m.readable(r.v, r.Off, r.Len) {
+		m.toDisk(r)
+		return
+	}
+	m.readRemote(r)
+}
+
+// readRemote asks a peer that was not asked yet.
+func (m *Machine) readRemote(r *Request) {
+	v := r.v
+	for i, l := range v.pv {
+		if r.retry&(1<<i) != 0 || l.p.state != wire.Connected || l.conn < wire.Connected || l.disk != wire.UpToDate {
+			continue
+		}
+		r.retry |= 1 << i
+		r.Peer = i
+		m.closeEpoch(l.p) // a read request ends the epoch (10.1)
+		m.beforeWrite(l.p)
+		pkt := m.send(l.p, r.Vol, wire.DataRequest)
+		pkt.Sector, pkt.BlockID, pkt.Size = uint64(r.Off)>>9, r.blockID(), uint32(r.Len)
+		r.parts[i].sent = m.now
+		l.p.reads = append(l.p.reads, r)
+		return
+	}
+	r.Peer = -1
+	switch {
+	case r.localErr != nil:
+		m.finish(r, ioErr(r.localErr))
+	case r.remoteErr:
+		m.finish(r, ErrIO)
+	default:
+		m.noData(r)
+	}
+}
+
+// readDone: the local disk answered a read.
+func (m *Machine) readDone(r *Request) {
+	if r.ended {
+		m.retire(r)
+		return
+	}
+	if r.localErr == nil {
+		m.finish(r, nil)
+		return
+	}
+	m.event(r.Vol, -1, "read error, trying a peer", r.localErr)
+	m.readRemote(r)
+}
+
+// pendingRead takes the read that a peer answers out of the peer's list.
+func (m *Machine) pendingRead(l *link, id, sector uint64) *Request {
+	r := m.byBlockID(id)
+	if r == nil || r.Kind != AppRead || r.v != l.v || uint64(r.Off)>>9 != sector {
+		return nil
+	}
+	for i, o := range l.p.reads {
+		if o == r {
+			l.p.reads = append(l.p.reads[:i], l.p.reads[i+1:]...)
+			return r
+		}
+	}
+	return nil
+}
+
+// dataReply handles P_DATA_REPLY. The data is in r.Tag already.
+func (m *Machine) dataReply(l *link, pkt *wire.Packet) error {
+	r := m.pendingRead(l, pkt.BlockID, pkt.Sector)
+	if r == nil || int64(pkt.Size) != r.Len {
+		return errors.New("data reply to no read")
+	}
+	v := r.v
+	if r.localErr != nil && v.disk >= wire.Inconsistent && !r.failed {
+		// Write the good data over the bad block: most disks then give it a new place. The reader waits for that, since
+		// its buffer is what is written.
+		h := m.NewRequest(HealWrite)
+		h.Vol, h.Off, h.Len, h.Op, h.v, h.Tag = r.Vol, r.Off, r.Len, OpWrite, v, r
+		h.FUA = true
+		if v.list(h) {
+			m.begin(h)
+		}
+		return nil
+	}
+	m.finish(r, nil)
+	return nil
+}
+
+// healed: the block that could not be read was written again, or could not be.
+func (m *Machine) healed(h *Request) {
+	r := h.Tag.(*Request)
+	err := h.localErr
+	m.unlist(h)
+	m.release(h)
+	if err != nil {
+		m.diskFailed(r.v, err)
+	} else {
+		m.event(r.Vol, r.Peer, "read error healed from peer", nil)
+	}
+	m.finish(r, nil)
+}
+
+// negDReply handles P_NEG_DREPLY: the peer could not read either.
+func (m *Machine) negDReply(l *link, pkt *wire.Packet) error {
+	r := m.pendingRead(l, pkt.BlockID, pkt.Sector)
+	if r == nil {
+		return errors.New("negative reply to no read")
+	}
+	r.remoteErr = true
+	m.readRemote(r)
+	return nil
+}
+
+// peerRead handles P_DATA_REQUEST.
+func (m *Machine) peerRead(l *link, pkt *wire.Packet) error {
+	v := l.v
+	off, length := int64(pkt.Sector)<<9, int64(pkt.Size)
+	if !v.inside(off, length) {
+		return errors.New("read request beyond the end")
+	}
+	if v.disk != wire.UpToDate {
+		m.ack(l, wire.NegDReply, pkt.Sector, pkt.BlockID, pkt.Size)
+		return nil
+	}
+	r := m.newPeerRequest(PeerRead, l)
+	r.Off, r.Len, r.Op, r.peerID = off, length, OpRead, pkt.BlockID
+	m.toDisk(r)
+	return nil
+}
+
+func (m *Machine) peerReadDone(r *Request) {
+	l := r.v.pv[r.Peer]
+	if !m.stale(r) {
+		if r.localErr != nil {
+			m.ack(l, wire.NegDReply, uint64(r.Off)>>9, r.peerID, uint32(r.Len))
+		} else {
+			pkt := m.send(l.p, r.Vol, wire.DataReply)
+			pkt.Sector, pkt.BlockID, pkt.Size = uint64(r.Off)>>9, r.peerID, uint32(r.Len)
+			pkt.Tail = uint32(r.Len) + uint32(l.p.cfg.Net.IntegritySize)
+			m.out[len(m.out)-1].Req = r
+			l.p.sentBytes += r.Len
+		}
+	}
+	err := r.localErr
+	v := r.v
+	m.releasePeer(r)
+	if err != nil {
+		m.diskFailed(v, err)
+	}
+}
+
+// inside says whether the range is one a peer may name.
+func (v *volume) inside(off, length int64) bool {
+	return off >= 0 && length > 0 && length&511 == 0 && off <= v.size-length
+}
+
+// ack sends one of the 24-byte packets on the meta socket. They carry sequence numbers.
+func (m *Machine) ack(l *link, cmd wire.Command, sector, id uint64, size uint32) {
+	l.seq++
+	pkt := m.send(l.p, l.v.num, cmd)
+	pkt.Sector, pkt.BlockID, pkt.Size, pkt.Seq = sector, id, size, l.seq
+}
