@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -70,12 +71,14 @@ func openManual(t *testing.T, o Options) (*store, *manual) {
 
 type outcome struct {
 	*Request
-	done int
+	ended atomic.Int32
 }
+
+func (o *outcome) done() int { return int(o.ended.Load()) }
 
 func submit(s *store, r *Request) *outcome {
 	o := &outcome{Request: r}
-	r.Done = func(*Request) { o.done++ }
+	r.Done = func(*Request) { o.ended.Add(1) }
 	s.Submit([]*Request{r})
 	return o
 }
@@ -94,12 +97,12 @@ func TestFlushesThatArriveDuringAFlushShareTheNext(t *testing.T) {
 	second, third := submit(s, &Request{Op: Flush}), submit(s, &Request{Op: Flush})
 	want(t, m, "F", "one flush at a time")
 	m.end(0, nil)
-	if first.done != 1 || second.done != 0 || third.done != 0 {
+	if first.done() != 1 || second.done() != 0 || third.done() != 0 {
 		t.Fatal("a flush must not cover those who asked after it started")
 	}
 	want(t, m, "F", "the next flush starts when the first ends")
 	m.end(0, nil)
-	if second.done != 1 || third.done != 1 {
+	if second.done() != 1 || third.done() != 1 {
 		t.Fatal("the second flush covers both")
 	}
 	want(t, m, "", "nobody waits")
@@ -120,13 +123,13 @@ func TestAStableWriteJoinsAFlushThatStartsAfterIt(t *testing.T) {
 	m.end(1, nil)
 	want(t, m, "W!F", "b completed while the flush ran")
 	m.end(1, nil)
-	if a.done != 1 || b.done != 0 {
-		t.Fatalf("the flush covers a (%d), not b (%d)", a.done, b.done)
+	if a.done() != 1 || b.done() != 0 {
+		t.Fatalf("the flush covers a (%d), not b (%d)", a.done(), b.done())
 	}
 	want(t, m, "W!F", "b has its own flush")
 	m.end(1, nil)
 	m.end(0, nil)
-	if b.done != 1 || alone.done != 1 || a.Err != nil || b.Err != nil || alone.Err != nil {
+	if b.done() != 1 || alone.done() != 1 || a.Err != nil || b.Err != nil || alone.Err != nil {
 		t.Fatal("not all done")
 	}
 	zero := submit(s, &Request{Op: ZeroOut, FUA: true, Len: 4096})
@@ -134,7 +137,7 @@ func TestAStableWriteJoinsAFlushThatStartsAfterIt(t *testing.T) {
 	m.end(0, nil)
 	want(t, m, "F", "by a flush")
 	m.end(0, nil)
-	if zero.done != 1 {
+	if zero.done() != 1 {
 		t.Fatal("zero-out not done")
 	}
 	if err := s.Close(); err != nil {
@@ -147,8 +150,8 @@ func TestAFailedWriteDoesNotJoinAFlush(t *testing.T) {
 	hold := submit(s, &Request{Op: Flush})
 	w := submit(s, &Request{Op: Write, FUA: true, Buf: make([]byte, 4096)})
 	m.end(1, unix.EIO)
-	if w.done != 1 || !errors.Is(w.Err, unix.EIO) || IsFlushLost(w.Err) {
-		t.Fatalf("done %d, %v", w.done, w.Err)
+	if w.done() != 1 || !errors.Is(w.Err, unix.EIO) || IsFlushLost(w.Err) {
+		t.Fatalf("done %d, %v", w.done(), w.Err)
 	}
 	m.end(0, nil)
 	if hold.Err != nil {
@@ -172,13 +175,13 @@ func TestAfterAFailedFlushTheDiskIsNeverAskedAgain(t *testing.T) {
 	} {
 		s, m := openManual(t, Options{})
 		for _, o := range lose(s, m) {
-			if o.done != 1 || !IsFlushLost(o.Err) || !errors.Is(o.Err, unix.EIO) {
-				t.Errorf("%s: done %d, %v", name, o.done, o.Err)
+			if o.done() != 1 || !IsFlushLost(o.Err) || !errors.Is(o.Err, unix.EIO) {
+				t.Errorf("%s: done %d, %v", name, o.done(), o.Err)
 			}
 		}
 		for _, r := range []*Request{{Op: Flush}, {Op: Write, FUA: true, Buf: make([]byte, 4096)}} {
-			if o := submit(s, r); o.done != 1 || !IsFlushLost(o.Err) {
-				t.Errorf("%v after %s: done %d, %v", r.Op, name, o.done, o.Err)
+			if o := submit(s, r); o.done() != 1 || !IsFlushLost(o.Err) {
+				t.Errorf("%v after %s: done %d, %v", r.Op, name, o.done(), o.Err)
 			}
 			r.Err = nil
 			if s.Do(r); !IsFlushLost(r.Err) {
@@ -213,8 +216,8 @@ func TestAKernelWithoutDsyncGetsAWriteAndAFlush(t *testing.T) {
 	m.end(0, nil)
 	want(t, m, "F", "then flushed")
 	m.end(0, nil)
-	if w.done != 1 || w.Err != nil {
-		t.Fatalf("done %d, %v", w.done, w.Err)
+	if w.done() != 1 || w.Err != nil {
+		t.Fatalf("done %d, %v", w.done(), w.Err)
 	}
 	_ = s.Close()
 }
@@ -231,11 +234,11 @@ func TestBeyondTheQueueDepthRequestsWaitInOrder(t *testing.T) {
 	m.end(2, nil)
 	for i := range all {
 		m.end(0, nil)
-		if all[i].done != 1 || (i < 4 && all[i+1].done != 0) {
+		if all[i].done() != 1 || (i < 4 && all[i+1].done() != 0) {
 			t.Fatalf("request %d out of turn", i)
 		}
 	}
-	if flush.done != 1 {
+	if flush.done() != 1 {
 		t.Fatal("flush not done")
 	}
 	if err := s.Close(); err != nil {
@@ -258,14 +261,14 @@ func TestALateReadDoesNotTouchMemoryOfATimedOutRequest(t *testing.T) {
 		next := submit(s, &Request{Op: Flush})
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		if plain.done+owned.done+flush.done+next.done != 0 {
+		if plain.done()+owned.done()+flush.done()+next.done() != 0 {
 			t.Fatal("timed out too early")
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		for name, o := range map[string]*outcome{"plain": plain, "owned": owned, "flush": flush, "next": next} {
-			if o.done != 1 || !errors.Is(o.Err, ErrTimeout) {
-				t.Errorf("%s: done %d, %v", name, o.done, o.Err)
+			if o.done() != 1 || !errors.Is(o.Err, ErrTimeout) {
+				t.Errorf("%s: done %d, %v", name, o.done(), o.Err)
 			}
 		}
 		b.Release() // the caller is through with it; the kernel is not
@@ -280,7 +283,7 @@ func TestALateReadDoesNotTouchMemoryOfATimedOutRequest(t *testing.T) {
 		if plain.Buf[0] == 7 {
 			t.Fatal("the late read wrote to the caller's memory")
 		}
-		if plain.done != 1 || owned.done != 1 {
+		if plain.done() != 1 || owned.done() != 1 {
 			t.Fatal("Done twice")
 		}
 		m.end(0, nil)
@@ -326,8 +329,8 @@ func TestCloseIsBoundedAndTheLockOutlivesIt(t *testing.T) {
 			if d := time.Since(start); d > max(closeWaitMax, 2*timeout) {
 				t.Fatalf("took %v", d)
 			}
-			if stuck.done != 1 || !errors.Is(stuck.Err, ErrTimeout) || flush.done != 1 || !errors.Is(flush.Err, ErrTimeout) {
-				t.Fatalf("write: done %d, %v; flush: done %d, %v", stuck.done, stuck.Err, flush.done, flush.Err)
+			if stuck.done() != 1 || !errors.Is(stuck.Err, ErrTimeout) || flush.done() != 1 || !errors.Is(flush.Err, ErrTimeout) {
+				t.Fatalf("write: done %d, %v; flush: done %d, %v", stuck.done(), stuck.Err, flush.done(), flush.Err)
 			}
 			if again, err := Open(s.log, Options{Path: s.f.path}); !errors.Is(err, ErrInUse) {
 				_ = again.Close()
@@ -363,7 +366,7 @@ func TestInlineFlushersShareTheNextFlush(t *testing.T) {
 		s.mu.Unlock()
 	}
 	m.end(0, nil)
-	if running.done != 1 {
+	if running.done() != 1 {
 		t.Fatal("the running flush did not end")
 	}
 	want(t, m, "F", "one flush for three callers")
