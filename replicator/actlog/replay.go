@@ -64,17 +64,24 @@ func Read(blocks [][]byte) (State, error) {
 	})
 	st.Newest = txs[len(txs)-1].Number
 
-	table := map[int]uint32{}
+	slots := 0
+	for i := range txs {
+		slots = max(slots, txs[i].ContextSize) // Decode checked that nothing is past it
+	}
+	table := make([]uint32, slots)
+	for i := range table {
+		table[i] = free
+	}
 	for i := range txs {
 		tx := &txs[i]
-		for j, e := range tx.Context {
-			table[tx.ContextStart+j] = e
+		if len(tx.Context) > 0 {
+			copy(table[tx.ContextStart:], tx.Context)
 		}
 		for j, s := range tx.Slots {
 			table[int(s)] = tx.Extents[j]
 		}
 	}
-	for _, e := range table { // sorted below
+	for _, e := range table {
 		if e != free {
 			st.Active = append(st.Active, e)
 		}
