@@ -305,7 +305,8 @@ func (l *Log) Abort() {
 	}
 }
 
-// Extents returns what the slots hold on disk, in rising order: the active extents. A prepared transaction does not count.
+// Extents returns what the slots hold on disk, in rising order: the active extents, and those whose eviction was aborted. A
+// prepared transaction does not count.
 func (l *Log) Extents() []uint32 {
 	var out []uint32
 	for _, e := range l.slots {
