@@ -58,7 +58,7 @@ func (v *fileVolume) Extents(out []export.Extent, off, length int64, n int) ([]e
 
 func (v *fileVolume) Submit(batch []*export.Request) {
 	var kick export.Kicker
-	for _, r := range batch {
+	for i, r := range batch {
 		kick = r.Kick
 		if r.Len >= largeIO && r.Buf != nil {
 			v.large <- r
@@ -66,6 +66,9 @@ func (v *fileVolume) Submit(batch []*export.Request) {
 		}
 		r.Err = v.do(r)
 		r.Done(r)
+		if i%16 == 15 {
+			kick.Kick()
+		}
 	}
 	kick.Kick()
 }
