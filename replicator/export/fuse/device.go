@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -169,9 +170,14 @@ func (d *Device) serve(cfg Config, limits export.Limits) error {
 		MaxInflightRequestBytes: inflightBytesMax,
 		ExtraCapabilities:       gofuse.CAP_ASYNC_DIO,
 		DisableXAttrs:           true,
-		DisableSplice:           true, // replies come from memory
-		DirectMountStrict:       true, // no fusermount
-		Logger:                  slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
+		DisableReadDirPlus:      true,
+		DisableSplice:           true,                                                // replies come from memory
+		DirectMountStrict:       true,                                                // no fusermount
+		Logger:                  slog.NewLogLogger(d.log.Handler(), slog.LevelDebug), // one line for each reply nobody wants any more
+		PanicHandler: func(p any) gofuse.Status {
+			d.log.Error("panic in a request", "err", p, "stack", string(debug.Stack()))
+			return gofuse.EIO
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", cfg.MountPoint, err)
@@ -332,6 +338,7 @@ func (d *Device) detach(ctx context.Context, force bool) error {
 		d.loopGone = true
 	}
 	if !d.unmounted {
+		d.finish(ErrClosed) // or Err would call our own unmount an accident
 		if err := d.unmount(ctx, force); err != nil {
 			return err
 		}
@@ -343,7 +350,6 @@ func (d *Device) detach(ctx context.Context, force bool) error {
 		return fmt.Errorf("detach %s: requests still under way: %w", d.file, context.Cause(ctx))
 	}
 	d.stopped = true
-	d.finish(ErrClosed)
 	close(d.stop)
 	d.fs.session.Close()
 	d.closePool()

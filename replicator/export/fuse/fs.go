@@ -66,6 +66,7 @@ type op struct {
 	req      export.Request
 	batch    [1]*export.Request
 	buf      *iobuf.Buf
+	vec      [1][]byte // what Slices returns
 	fs       *filesystem
 	state    atomic.Int32
 	done     chan struct{} // one token for each Done
@@ -88,8 +89,17 @@ func (o *op) dropBuf() {
 	}
 }
 
-// Bytes, Size and Done make an op a fuse.ReadResult: the reply is sent straight from the volume's buffer.
-func (o *op) Bytes([]byte) ([]byte, gofuse.Status) { return o.buf.B, gofuse.OK }
+// Slices makes an op a fuse.ReadResult that is sent straight from the volume's buffer. Without it, go-fuse
+// calls Done before it sends what Bytes returned, and the reply would carry the next borrower's data.
+func (o *op) Slices() ([][]byte, gofuse.Status) {
+	o.vec[0] = o.buf.B
+	return o.vec[:], gofuse.OK
+}
+
+// Bytes copies, for a caller that does not know Slices.
+func (o *op) Bytes(dst []byte) ([]byte, gofuse.Status) {
+	return append(dst[:0], o.buf.B...), gofuse.OK
+}
 
 // Size is the number of bytes read.
 func (o *op) Size() int { return len(o.buf.B) }
@@ -109,6 +119,7 @@ func (fs *filesystem) get(kind export.Op, off, length int64) *op {
 
 func (fs *filesystem) put(o *op) {
 	o.dropBuf()
+	o.vec[0] = nil
 	o.req.Buf, o.req.Private, o.req.Err = nil, nil, nil
 	fs.ops.Put(o)
 }
