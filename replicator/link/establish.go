@@ -142,12 +142,20 @@ func connect(ctx context.Context, log *slog.Logger, cfg *Config) (*pair, error) 
 func (c *connecting) loop(ctx context.Context) error {
 	var (
 		dialing bool
-		dial    = time.NewTimer(0) // when to try to connect
-		check   = time.NewTimer(c.cfg.SocketCheckTimeout)
+		next    time.Duration = -1               // when to dial after the attempt in progress, if not -1
+		dial                  = time.NewTimer(0) // when to try to connect
+		check                 = time.NewTimer(c.cfg.SocketCheckTimeout)
 	)
 	defer dial.Stop()
 	defer check.Stop()
 	check.Stop()
+	dialIn := func(d time.Duration) {
+		if dialing {
+			next = d
+		} else {
+			dial.Reset(d)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -167,30 +175,34 @@ func (c *connecting) loop(ctx context.Context) error {
 			} else {
 				c.opened(o.conn)
 			}
-			if c.p.check() {
+			switch {
+			case c.p.check():
 				check.Reset(c.cfg.SocketCheckTimeout)
-			} else {
+			case next >= 0:
+				dial.Reset(next)
+			default:
 				dial.Reset(c.connectInt())
 			}
+			next = -1
 
 		case i := <-c.in:
 			crossed := c.take(i)
 			switch {
 			case c.p.check():
 				check.Reset(c.cfg.SocketCheckTimeout)
-			case crossed: // both sides have just thrown away a connection: do not do it in step again
-				dial.Reset(c.coin())
+			case crossed: // one of two connections has just been thrown away, perhaps by both nodes: not in step again
+				dialIn(c.coin())
 			case i.cmd == wire.InitialData:
-				dial.Reset(0)
+				dialIn(0)
 			default: // the peer opened the meta socket first, so it will most likely open the other too
-				dial.Reset(c.cfg.PingTimeout)
+				dialIn(c.cfg.PingTimeout)
 			}
 
 		case <-check.C:
 			if c.p.check() {
 				return nil
 			}
-			dial.Reset(c.coin())
+			dialIn(c.coin())
 		}
 	}
 }
@@ -214,11 +226,12 @@ func (c *connecting) first(conn net.Conn, cmd wire.Command) bool {
 	return err == nil
 }
 
-// take puts an accepted connection to use; it replaces one of our own (crossed).
+// take puts an accepted connection to use. crossed: it replaced one of our own, or
+// the peer has already closed it in favour of ours.
 func (c *connecting) take(i incoming) (crossed bool) {
 	if !alive(i.conn) {
 		i.conn.Close()
-		return false
+		return true
 	}
 	c.p.check()
 	conn := &c.p.data
