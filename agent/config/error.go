@@ -126,7 +126,7 @@ func join(list []*Error) error {
 
 // nearest is the candidate most like a misspelt word, "" when none is like it.
 func nearest(word string, candidates []string) string {
-	best, bestDist := "", max(2, len(word)/3)+1
+	best, bestDist := "", min(max(2, len(word)/3)+1, len(word))
 	for _, c := range candidates {
 		if d := distance(word, c); d < bestDist {
 			best, bestDist = c, d

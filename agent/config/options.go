@@ -165,6 +165,7 @@ var table = []option{
 	{name: "c-max-rate", section: inResync, kind: kindRate, min: 0, max: 4194304, def: "4194304",
 		set: func(t target, v value) { t.resync.CMaxRate = int(v.n) }},
 	// 20 MiB/s; with drbd.conf's 250 KiB/s a resync under constant load takes days, in which there is no second copy.
+	// Without c-min-rate a lower c-max-rate lowers it too.
 	{name: "c-min-rate", section: inResync, kind: kindRate, min: 0, max: 4194304, def: "20480",
 		set: func(t target, v value) { t.resync.CMinRate = int(v.n) }},
 

@@ -36,7 +36,9 @@ func Parse(file string, data []byte) ([]Resource, error) {
 		p := parser{complaints{file: file, at: map[string]pos{}}}
 		r := p.resource(doc.Content[0])
 		r.File, r.at = file, p.at
-		r.check(&p.complaints)
+		if doc.Content[0].Kind == yaml.MappingNode {
+			r.check(&p.complaints)
+		}
 		if len(p.list) == 0 {
 			good = append(good, *r)
 		}
@@ -125,7 +127,7 @@ func kindName(n *yaml.Node) string {
 	return "the value " + strconv.Quote(n.Value)
 }
 
-func (p *parser) list(n *yaml.Node, path string, f func(path string, v *yaml.Node)) {
+func (p *parser) sequence(n *yaml.Node, path string, f func(path string, v *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
 		p.add(path, "must be a list, but is "+kindName(n), "begin each entry with - ")
 		return
@@ -180,11 +182,11 @@ func (p *parser) resource(n *yaml.Node) *Resource {
 		case "resource":
 			r.Name = p.word(v, path)
 		case "nodes":
-			p.list(v, path, func(path string, v *yaml.Node) { r.Nodes = append(r.Nodes, p.node(v, path)) })
+			p.sequence(v, path, func(path string, v *yaml.Node) { r.Nodes = append(r.Nodes, p.node(v, path)) })
 		case "volumes":
 			r.Volumes = p.volumes(v, path)
 		case "connections":
-			p.list(v, path, func(path string, v *yaml.Node) { r.Connections = append(r.Connections, p.connection(v, path)) })
+			p.sequence(v, path, func(path string, v *yaml.Node) { r.Connections = append(r.Connections, p.connection(v, path)) })
 		case "net":
 			r.Net = p.options(v, path)
 		case "disk":
@@ -229,7 +231,7 @@ func (p *parser) node(n *yaml.Node, path string) Node {
 
 func (p *parser) volumes(n *yaml.Node, path string) []Volume {
 	var list []Volume
-	p.list(n, path, func(path string, v *yaml.Node) {
+	p.sequence(n, path, func(path string, v *yaml.Node) {
 		vol := Volume{Number: len(list)}
 		known := []string{"volume", "device", "disk", "meta-disk", "size", "disk-options"}
 		p.mapping(v, path, known, func(key, path string, v *yaml.Node) {
@@ -259,7 +261,7 @@ func (p *parser) connection(n *yaml.Node, path string) Connection {
 		switch key {
 		case "nodes":
 			i := 0
-			p.list(v, path, func(path string, v *yaml.Node) {
+			p.sequence(v, path, func(path string, v *yaml.Node) {
 				if name := p.word(v, path); i < 2 {
 					c.Nodes[i] = name
 				}

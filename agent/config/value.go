@@ -63,7 +63,7 @@ func (o *option) parse(text string) (value, string) {
 			v.s = strings.ToUpper(text)
 		}
 		if !slices.Contains(o.enum, v.s) && !strings.HasPrefix(text, o.prefix()) {
-			return v, fmt.Sprintf("%q is none of %s", text, strings.Join(o.enum, ", "))
+			return v, fmt.Sprintf("%q is none of %s", text, strings.TrimPrefix(strings.Join(o.enum, ", "), ", "))
 		}
 	case kindString:
 		if len(text) > int(o.max) {
