@@ -563,7 +563,7 @@ func TestTools(t *testing.T) {
 	t.Run("fio verifies what it wrote", func(t *testing.T) {
 		for _, bs := range []string{"4k", "1m"} {
 			tool(t, "fio", "--name=v", "--filename="+d.Path(), "--ioengine=libaio", "--direct=1", "--rw=randwrite", "--bs="+bs,
-				"--iodepth=32", "--size=128m", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--fsync=256")
+				"--iodepth=32", "--size=128m", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0", "--fsync=256")
 		}
 	})
 	t.Run("bonnie++ on ext4", func(t *testing.T) {
