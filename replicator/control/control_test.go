@@ -223,7 +223,7 @@ func TestEventsBeginWithAStatusAndResumeById(t *testing.T) {
 	for range 3 * eventsKept {
 		m.Publish(Event{Kind: EventNote, Volume: All, Text: "noise"})
 	}
-	got = collect(t, c, 2, 3, nil)
+	got = collect(t, c, 2, 2, nil)
 	if got[0].Kind != EventLost || got[1].Kind != EventStatus {
 		t.Errorf("what follows a gap: %q, %q; want lost, status", got[0].Kind, got[1].Kind)
 	}
