@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -30,7 +31,7 @@ func (s *Set) Names() []string {
 	return names
 }
 
-// Load reads every *.yaml of a folder. The error joins all that is wrong; the
+// Load reads every *.yaml and *.yml of a folder. The error joins all that is wrong; the
 // Set is then what is right, since one broken file should not keep the others
 // from starting. It is nil only when the folder cannot be read.
 func Load(dir string) (*Set, error) {
@@ -41,7 +42,7 @@ func Load(dir string) (*Set, error) {
 	s := &Set{}
 	var list []*Error
 	for _, e := range entries { // sorted by name
-		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || filepath.Ext(e.Name()) != ".yaml" {
+		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || !slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(e.Name())) {
 			continue
 		}
 		file := filepath.Join(dir, e.Name())

@@ -51,8 +51,9 @@ const (
 
 // Algorithms the replicator implements.
 var (
-	digests = []string{"crc32c", "md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
-	hmacs   = []string{"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
+	hmacs = []string{"md5", "sha1", "sha224", "sha256", "sha384", "sha512", "sha3-224", "sha3-256", "sha3-384",
+		"sha3-512"}
+	digests = append([]string{"crc32c"}, hmacs...)
 )
 
 func algs(list []string) []string { return append([]string{""}, list...) }
@@ -103,7 +104,7 @@ var table = []option{
 	{name: "always-asbp", section: inNet, kind: kindBool, def: "no",
 		set: func(t target, v value) { t.net.AlwaysASBP = v.b }},
 	{name: "rr-conflict", section: inNet, kind: kindEnum, def: "disconnect", enum: []string{"disconnect", "call-pri-lost",
-		"violently", "retry-connect", "auto-discard"},
+		"violently"},
 		set: func(t target, v value) { t.net.RRConflict = v.s }},
 	{name: "data-integrity-alg", section: inNet, kind: kindEnum, enum: algs(digests),
 		set: func(t target, v value) { t.net.DataIntegrityAlg = v.s }},
