@@ -210,15 +210,18 @@ func TestEventsBeginWithAStatusAndResumeById(t *testing.T) {
 		must(c.Do(t.Context(), "connect", Args{}))
 		must(c.Do(t.Context(), "primary", Args{}))
 	})
-	if got[0].Kind != EventStatus || got[0].Status.Volume(0).DiskState != "UpToDate" || got[0].ID != 1 {
+	if got[0].Kind != EventStatus || got[0].Status.Volume(0).DiskState != "UpToDate" || got[0].ID != 2 {
 		t.Errorf("first event: %+v", got[0])
 	}
-	if got[1].Field != FieldConnection || got[2].Field != FieldRole || got[2].From != "Secondary" || got[2].To != "Primary" || got[2].ID != 3 {
+	if got[1].Field != FieldConnection || got[2].Field != FieldRole || got[2].From != "Secondary" || got[2].To != "Primary" || got[2].ID != 4 {
 		t.Errorf("events: %+v", got[1:])
 	}
-	got = collect(t, c, 2, 1, nil)
-	if got[0].ID != 3 {
-		t.Errorf("resumed after 2 with %d", got[0].ID)
+	got = collect(t, c, 3, 1, nil)
+	if got[0].ID != 4 {
+		t.Errorf("resumed after 3 with %d", got[0].ID)
+	}
+	if got := collect(t, c, FromStart, 3, nil); got[0].ID != 2 || got[0].Field != FieldDisk {
+		t.Errorf("from the start: %+v", got)
 	}
 	for range 3 * eventsKept {
 		m.Publish(Event{Kind: EventNote, Volume: All, Text: "noise"})
@@ -299,9 +302,9 @@ func TestHubNeverBlocksThePublisher(t *testing.T) {
 	}
 	first := <-slow
 	next := <-slow
-	if first.Kind != EventLost || next.ID <= 1 || next.ID != first.ID+1 {
+	if first.Kind != EventLost || next.ID <= 2 || next.ID != first.ID+1 {
 		// The first may have been taken before the ring overflowed.
-		if first.ID != 1 || next.Kind != EventLost && next.ID != 2 {
+		if first.ID != 2 || next.Kind != EventLost && next.ID != 3 {
 			t.Errorf("a slow subscriber got %d %q, then %d %q", first.ID, first.Kind, next.ID, next.Kind)
 		}
 	}
@@ -309,7 +312,7 @@ func TestHubNeverBlocksThePublisher(t *testing.T) {
 	for range slow { // it closes
 	}
 	h.Close()
-	if got := h.Publish(Event{}); got != 3*eventsKept {
+	if got := h.Publish(Event{}); got != FromStart+3*eventsKept {
 		t.Errorf("published after Close: %d", got)
 	}
 	if _, open := <-h.Subscribe(t.Context(), 0); open {

@@ -31,6 +31,9 @@ const (
 	FieldProtocol    = "protocol"
 )
 
+// FromStart is the id before that of the first event in the life of a replicator: subscribing after it gives all that is kept.
+const FromStart = 1
+
 // Event is one thing that happened to a resource. IDs grow by one within the life of a replicator.
 type Event struct {
 	ID       uint64    `json:"id"`
@@ -56,8 +59,8 @@ const eventsKept = 1024
 // The zero Hub is ready. Safe for concurrent use.
 type Hub struct {
 	mu     sync.Mutex
-	last   uint64
-	ring   []Event // the last eventsKept, ring[i].ID == last-len(ring)+1+i
+	count  uint64  // events so far; the last one has the id FromStart+count
+	ring   []Event // the last eventsKept at least, up to that id
 	change chan struct{}
 	closed bool
 }
@@ -70,10 +73,10 @@ func (h *Hub) Publish(e Event) uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return h.last
+		return FromStart + h.count
 	}
-	h.last++
-	e.ID = h.last
+	h.count++
+	e.ID = FromStart + h.count
 	if len(h.ring) >= 2*eventsKept { // move only once in eventsKept times
 		h.ring = append(h.ring[:0], h.ring[len(h.ring)-eventsKept+1:]...)
 	}
@@ -82,11 +85,11 @@ func (h *Hub) Publish(e Event) uint64 {
 	return e.ID
 }
 
-// Last is the id of the newest event, 0: there was none.
+// Last is the id of the newest event; FromStart: there was none.
 func (h *Hub) Last() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.last
+	return FromStart + h.count
 }
 
 // Close ends every subscription once it has delivered what was published before.
@@ -109,13 +112,14 @@ func (h *Hub) wake() {
 func (h *Hub) since(after uint64) (events []Event, lost, closed bool, wait <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if after > h.last { // an id of another life
-		after, lost = h.last, true
+	last := FromStart + h.count
+	if after > last { // an id of another life
+		after, lost = last, true
 	}
-	if first := h.last - uint64(len(h.ring)) + 1; after+1 < first {
-		after, lost = first-1, true
+	if before := last - uint64(len(h.ring)); after < before {
+		after, lost = before, true
 	}
-	if n := h.last - after; n > 0 {
+	if n := last - after; n > 0 {
 		events = append(events, h.ring[uint64(len(h.ring))-n:]...)
 	}
 	if h.change == nil {

@@ -306,16 +306,16 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, err)
 		return
 	}
-	status := func() Event {
+	status := func() []Event {
 		st := res.Status()
-		return Event{ID: st.LastEvent, Time: time.Now(), Resource: s.name, Kind: EventStatus, Volume: All, Status: st}
+		return []Event{{ID: st.LastEvent, Time: time.Now(), Resource: s.name, Kind: EventStatus, Volume: All, Status: st}}
 	}
 	ServeEvents(w, r, res.Subscribe(r.Context(), after), after == 0, status, s.streams)
 }
 
 // ServeEvents writes a stream of server-sent events until it ends, the client goes or stop is closed. With first, and
-// after every EventLost, it sends what status gives.
-func ServeEvents(w http.ResponseWriter, r *http.Request, events <-chan Event, first bool, status func() Event, stop <-chan struct{}) {
+// after every EventLost, it sends what status gives: one or several events, all with the id of the last event in them.
+func ServeEvents(w http.ResponseWriter, r *http.Request, events <-chan Event, first bool, status func() []Event, stop <-chan struct{}) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
@@ -332,9 +332,13 @@ func ServeEvents(w http.ResponseWriter, r *http.Request, events <-chan Event, fi
 		return out.Flush()
 	}
 	sendStatus := func() error {
-		e := status()
-		seen = e.ID
-		return send(e)
+		for _, e := range status() {
+			seen = e.ID
+			if err := send(e); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	if first {
 		if sendStatus() != nil {
