@@ -57,7 +57,8 @@ func (s *Store) Dump(w io.Writer) error {
 		if err := s.eachWord(slot, d.word); err != nil {
 			return err
 		}
-		d.end()
+		// The slot's share of the area, in 32-bit words, may be odd.
+		d.end(((used/4-int64(slot)+int64(sb.MaxPeers)-1)/int64(sb.MaxPeers))%2 != 0)
 		set = d.set
 		p("}\n")
 	}
@@ -176,10 +177,15 @@ func (d *bitmapDump) print(row []uint64) {
 	d.at += int64(len(row))
 }
 
-func (d *bitmapDump) end() {
+// end prints what is left. Half a word at the end is not printed, but drbdmeta begins a line for it.
+func (d *bitmapDump) end(half bool) {
 	d.flushRun()
-	if d.n > 0 {
+	switch {
+	case d.n > 0:
 		d.print(d.row[:d.n])
+	case half:
+		d.position()
+		d.out.WriteString("   \n")
 	}
 }
 

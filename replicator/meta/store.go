@@ -147,17 +147,34 @@ func open(dataSize int64, md Device, kind Kind, index int) (*Store, error) {
 		}
 		return nil, fmt.Errorf("%s metadata at byte %d: %w", kind, at, err)
 	}
-	s.lay, err = Compute(s.geometry(&s.super))
-	if err != nil {
-		if errors.Is(err, ErrTooSmall) {
-			return nil, err
+	sizes := []int64{dataSize}
+	if kind == Internal {
+		// The superblock is here too if the device was a few sectors smaller or larger, but the bitmap's size may differ.
+		whole := dataSize / BlockSize * BlockSize
+		sizes = append(sizes, whole, whole+SectorSize)
+	}
+	var first error
+	for _, s.dataSize = range sizes {
+		if err = s.fit(at); err == nil {
+			return s, nil
 		}
-		return nil, &DamageError{What: "superblock", Offset: at, Err: err}
+		if first == nil {
+			first = err
+		}
 	}
-	if err := s.checkLayout(&s.super); err != nil {
-		return nil, err
+	return nil, first
+}
+
+// fit computes the layout and compares the superblock, which is at byte at, with it.
+func (s *Store) fit(at int64) (err error) {
+	s.lay, err = Compute(s.geometry(&s.super))
+	switch {
+	case errors.Is(err, ErrTooSmall):
+		return err
+	case err != nil:
+		return &DamageError{What: "superblock", Offset: at, Err: err}
 	}
-	return s, nil
+	return s.checkLayout(&s.super)
 }
 
 func (s *Store) geometry(sb *Super) Geometry {

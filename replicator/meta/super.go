@@ -103,7 +103,7 @@ type Super struct {
 }
 
 // Clean says whether the bitmaps can be trusted without the activity log.
-func (s *Super) Clean() bool { return s.Flags&FlagALClean != 0 && !(s.Version == 8 && s.Unclean) }
+func (s Super) Clean() bool { return s.Flags&FlagALClean != 0 && !(s.Version == 8 && s.Unclean) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
