@@ -16,24 +16,24 @@ type Now int64
 
 // Errors of requests and commands. The text is for people; callers ask with errors.Is.
 var (
-	ErrNotPrimary     = errors.New("not primary")
-	ErrNoData         = errors.New("no good copy of the data in reach")
-	ErrNoSpace        = errors.New("no space left on the backing stores")
-	ErrIO             = errors.New("i/o error on every copy of the data")
-	ErrOutOfRange     = errors.New("beyond the end of the volume")
-	ErrNotUpToDate    = errors.New("needs an UpToDate disk")
-	ErrPeerPrimary    = errors.New("the peer is primary and two primaries are not allowed")
-	ErrRefusedByPeer  = errors.New("refused by the peer")
-	ErrNoConnection   = errors.New("needs a connection")
-	ErrNoDisk         = errors.New("needs a local disk")
-	ErrBusy           = errors.New("a resync or verify is running")
-	ErrTwice          = errors.New("another change is under way")
-	ErrLinkLost       = errors.New("the connection was lost meanwhile")
-	ErrPrimary        = errors.New("is primary")
-	ErrAlgorithm      = errors.New("no algorithm is configured")
+	ErrNotPrimary    = errors.New("not primary")
+	ErrNoData        = errors.New("no good copy of the data in reach")
+	ErrNoSpace       = errors.New("no space left on the backing stores")
+	ErrIO            = errors.New("i/o error on every copy of the data")
+	ErrOutOfRange    = errors.New("beyond the end of the volume")
+	ErrNotUpToDate   = errors.New("needs an UpToDate disk")
+	ErrPeerPrimary   = errors.New("the peer is primary and two primaries are not allowed")
+	ErrRefusedByPeer = errors.New("refused by the peer")
+	ErrNoConnection  = errors.New("needs a connection")
+	ErrNoDisk        = errors.New("needs a local disk")
+	ErrBusy          = errors.New("a resync or verify is running")
+	ErrTwice         = errors.New("another change is under way")
+	ErrLinkLost      = errors.New("the connection was lost meanwhile")
+	ErrPrimary       = errors.New("is primary")
+	ErrAlgorithm     = errors.New("no algorithm is configured")
 	// ErrUndo is what the caller gives DiskDone when the undo log could not take the blocks a request would overwrite.
-	ErrUndo           = errors.New("the undo log cannot take what would be overwritten")
-	ErrTooSmall       = errors.New("the disk is smaller than the volume")
+	ErrUndo     = errors.New("the undo log cannot take what would be overwritten")
+	ErrTooSmall = errors.New("the disk is smaller than the volume")
 )
 
 // Kind says what a Request is.
@@ -46,14 +46,14 @@ const (
 	AppFlush
 	AppTrim
 	AppZero
-	PeerWrite    // P_DATA, P_TRIM, P_ZEROES of a peer; Op says which
-	PeerRead     // P_DATA_REQUEST: read here, sent as P_DATA_REPLY
-	SyncRead     // source: P_RS_DATA_REQUEST (or thin or checksum request): read here, sent as P_RS_DATA_REPLY
-	SyncWrite    // target: our request and, later, its P_RS_DATA_REPLY written here
-	VerifyRead   // target of a verify: read, digest sent as P_OV_REPLY
-	VerifyCheck  // source of a verify: request, then own read compared with the peer's digest
-	EpochFlush   // a flush of the disk because an epoch ended
-	HealWrite    // a block read from a peer after a local read error, written back
+	PeerWrite   // P_DATA, P_TRIM, P_ZEROES of a peer; Op says which
+	PeerRead    // P_DATA_REQUEST: read here, sent as P_DATA_REPLY
+	SyncRead    // source: P_RS_DATA_REQUEST (or thin or checksum request): read here, sent as P_RS_DATA_REPLY
+	SyncWrite   // target: our request and, later, its P_RS_DATA_REPLY written here
+	VerifyRead  // target of a verify: read, digest sent as P_OV_REPLY
+	VerifyCheck // source of a verify: request, then own read compared with the peer's digest
+	EpochFlush  // a flush of the disk because an epoch ended
+	HealWrite   // a block read from a peer after a local read error, written back
 )
 
 // Op is what happens on a disk.
@@ -160,12 +160,12 @@ type Effect struct {
 
 // Super is what the Machine keeps durable of a volume: the part of the superblock that changes.
 type Super struct {
-	Size       int64 // agreed size in bytes, 0: never agreed
-	Current    uint64
-	Bitmap     []uint64 // by peer index
-	History    [2]uint64
+	Size                                                            int64 // agreed size in bytes, 0: never agreed
+	Current                                                         uint64
+	Bitmap                                                          []uint64 // by peer index
+	History                                                         [2]uint64
 	Consistent, WasUpToDate, PrimaryInd, CrashedPrimary, ALDisabled bool
-	Peers      []SuperPeer // by peer index
+	Peers                                                           []SuperPeer // by peer index
 }
 
 // SuperPeer is the part of Super that is about one peer.
@@ -188,16 +188,16 @@ type Config struct {
 	Volumes []VolumeConfig
 	Peers   []PeerConfig
 	// Rand draws random bits: new UUIDs. Deterministic in the simulator.
-	Rand func() uint64
+	Rand            func() uint64
 	SuspendOnNoData bool // on-no-data-accessible suspend-io
 }
 
 // VolumeConfig is one volume.
 type VolumeConfig struct {
-	Number    int
-	UserSize  int64 // size limit in bytes, 0: none
-	OnIOError string // detach, pass_on, call-local-io-error
-	ALUpdates bool
+	Number          int
+	UserSize        int64  // size limit in bytes, 0: none
+	OnIOError       string // detach, pass_on, call-local-io-error
+	ALUpdates       bool
 	ThinGranularity int64 // rs-discard-granularity in bytes, 0: off
 	// MaxBio is the largest resync request in bytes (at most 1 MiB).
 	MaxBio int64
@@ -209,31 +209,32 @@ type PeerConfig struct {
 	Diskless bool // it never has a disk: no bitmap for it
 	Net      NetConfig
 	Pace     pace.Params
+	MinRate  int // c-min-rate in KiB/s: down to this a source gives way to the application
 }
 
 // NetConfig are the net options that the Machine acts on.
 type NetConfig struct {
-	Protocol      uint32 // 1 A, 2 B, 3 C
-	Timeout       time.Duration // of a request; times KOCount it is deadly
-	KOCount       int
-	PingInt       time.Duration
-	PingTimeout   time.Duration
-	MaxEpochSize  int
-	MaxBuffers    int // pages of 4 KiB
-	TwoPrimaries  bool
-	Policies      genid.Policies
-	RRConflict    string
-	IntegrityAlg  string
-	IntegritySize int // bytes of that digest
-	CsumsAlg      string
-	CsumsSize     int
+	Protocol            uint32        // 1 A, 2 B, 3 C
+	Timeout             time.Duration // of a request; times KOCount it is deadly
+	KOCount             int
+	PingInt             time.Duration
+	PingTimeout         time.Duration
+	MaxEpochSize        int
+	MaxBuffers          int // pages of 4 KiB
+	TwoPrimaries        bool
+	Policies            genid.Policies
+	RRConflict          string
+	IntegrityAlg        string
+	IntegritySize       int // bytes of that digest
+	CsumsAlg            string
+	CsumsSize           int
 	CsumsAfterCrashOnly bool
-	VerifyAlg     string
-	VerifySize    int
-	OnCongestion  string
-	CongestionFill int64 // bytes
-	CongestionExtents int
-	Fencing       string // dont-care, resource-only, resource-and-stonith
+	VerifyAlg           string
+	VerifySize          int
+	OnCongestion        string
+	CongestionFill      int64 // bytes
+	CongestionExtents   int
+	Fencing             string // dont-care, resource-only, resource-and-stonith
 }
 
 // LinkInfo is what the handshake of a link agreed on.

@@ -165,7 +165,7 @@ func (m *Machine) Packet(now Now, peer int, pkt *wire.Packet, tag any, data []by
 	}
 	switch pkt.Cmd {
 	case wire.Data, wire.Trim, wire.Zeroes, wire.Barrier:
-		if p.state != wire.Connected {
+		if !p.ready() {
 			return false, errors.New("write before the parameters were exchanged")
 		}
 		return m.dataPacket(p, pkt, tag)
@@ -202,8 +202,11 @@ func (m *Machine) Packet(now Now, peer int, pkt *wire.Packet, tag any, data []by
 	return m.volumePacket(v.pv[peer], pkt, tag, data)
 }
 
+// ready says whether the parameters were exchanged; a peer that says goodbye may still send.
+func (p *peer) ready() bool { return p.state == wire.Connected || p.state == wire.TearDown }
+
 func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) (keep bool, err error) {
-	if l.p.state != wire.Connected {
+	if !l.p.ready() {
 		switch pkt.Cmd {
 		case wire.SyncParam, wire.SyncParam89, wire.Sizes, wire.UUIDs, wire.StateReport:
 			if !l.p.gotProtocol {
@@ -405,9 +408,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 		r := p.tlHead
 		pt := &r.parts[p.idx]
 		m.tlPop(p)
-		if pt.state == partSent || pt.want != wire.WriteAck {
-			pt.ok = false
-		}
+		pt.ok = false // it may have it, but is out of reach
 		m.partOver(r, pt)
 	}
 	p.unacked, p.epochCount, p.flushNext = p.unacked[:0], 0, false

@@ -24,24 +24,26 @@ type Machine struct {
 	promoting *roleChange
 	demoting  *roleChange
 
+	openers int
+
 	reqs []*Request // by slot: block ids name them
 	free []*Request
 }
 
 // volume is one volume on this node.
 type volume struct {
-	num  int
-	cfg  VolumeConfig
-	size int64 // agreed size in bytes; 0: unknown yet
-	disk wire.Disk
-	cap  int64 // bytes the local disk offers
-	user int64 // size limit in bytes
-	sup  Super
-	al   *actlog.Log
-	tx   actlog.Transaction
-	txUp bool // tx is being written
-	alq  []*Request
-	alRefs int // extents held by requests, counted as often as held
+	num     int
+	cfg     VolumeConfig
+	size    int64 // agreed size in bytes; 0: unknown yet
+	disk    wire.Disk
+	cap     int64 // bytes the local disk offers
+	user    int64 // size limit in bytes
+	sup     Super
+	al      *actlog.Log
+	tx      actlog.Transaction
+	txUp    bool // tx is being written
+	alq     []*Request
+	alRefs  int  // extents held by requests, counted as often as held
 	crashed bool // was Primary when it crashed, until both disks were UpToDate
 
 	pv []*link // by peer index
@@ -50,16 +52,16 @@ type volume struct {
 	waiting    int      // of those, how many wait for an older one
 	clock      uint64   // numbers them
 
-	local    int  // requests on the local disk
-	closing  bool // CloseDisk was asked for
-	appBusy  int  // application requests in flight
-	hold     int  // completions wait for this many superblock writes
-	held     []heldCompletion
-	token    uint64
-	waits    []superWait // by token, oldest first
-	unflushed bool // writes since the last flush of the disk
-	attachCmd any
-	detachCmd any
+	local                   int  // requests on the local disk
+	closing                 bool // CloseDisk was asked for
+	appBusy                 int  // application requests in flight
+	hold                    int  // completions wait for this many superblock writes
+	held                    []heldCompletion
+	token                   uint64
+	waits                   []superWait // by token, oldest first
+	unflushed               bool        // writes since the last flush of the disk
+	attachCmd               any
+	detachCmd               any
 	reads, writes, alWrites int64 // bytes, bytes, transactions
 }
 
@@ -77,50 +79,50 @@ type superWait struct {
 
 // peer is one other node and the connection to it.
 type peer struct {
-	idx    int
-	cfg    PeerConfig
-	state  wire.Conn // StandAlone, Unconnected, WFConnection, WFReportParams, Connected; Disconnecting, ...
-	li     LinkInfo
-	up     bool // the link exists
-	gen    uint32 // counts the lives of the link
-	io     int // requests on behalf of this peer
-	retryConnect bool // connect as soon as io is 0
-	gotProtocol bool
-	discard bool // this connection discards my data
-	peerDiscard bool
-	why    error // why it was lost last
+	idx          int
+	cfg          PeerConfig
+	state        wire.Conn // StandAlone, Unconnected, WFConnection, WFReportParams, Connected; Disconnecting, ...
+	li           LinkInfo
+	up           bool   // the link exists
+	gen          uint32 // counts the lives of the link
+	io           int    // requests on behalf of this peer
+	retryConnect bool   // connect as soon as io is 0
+	gotProtocol  bool
+	discard      bool // this connection discards my data
+	peerDiscard  bool
+	why          error // why it was lost last
 
 	// sender
-	epoch      uint32 // number of the current epoch
-	epochCount uint32 // writes in it
-	epochOpen  Now    // since when it has writes
-	unacked    []sentEpoch
+	epoch          uint32 // number of the current epoch
+	epochCount     uint32 // writes in it
+	epochOpen      Now    // since when it has writes
+	unacked        []sentEpoch
 	tlHead, tlTail *Request // sent writes that are not barrier acknowledged, oldest first
-	tlCount    int
-	flushWait  []*Request // application flushes waiting for a barrier acknowledgement
-	flushNext  bool       // the next write must not overtake what was sent (protocol A or B, relaxed epochs)
-	inflight   int64      // bytes sent, not barrier acknowledged
-	reads      []*Request // remote reads without answer
+	tlCount        int
+	flushWait      []*Request // application flushes waiting for a barrier acknowledgement
+	flushNext      bool       // the next write must not overtake what was sent (protocol A or B, relaxed epochs)
+	inflight       int64      // bytes sent, not barrier acknowledged
+	reads          []*Request // remote reads without answer
 
 	// receiver
-	repoch  []rcvEpoch // the last one is current
-	rbase   uint32     // our number of repoch[0]
-	gate    bool       // data packets wait for a drain and flush
-	drain   bool       // a write that carries FLUSH waits until nothing is pending
-	inq     []queued
-	flushing int       // disk flushes for epochs under way
-	flushUpTo int      // how many epochs at the head they cover
+	repoch    []rcvEpoch // the last one is current
+	rbase     uint32     // our number of repoch[0]
+	gate      bool       // data packets wait for a drain and flush
+	drain     bool       // a write that carries FLUSH waits until nothing is pending
+	inq       []queued
+	flushing  int // disk flushes for epochs under way
+	flushUpTo int // how many epochs at the head they cover
 
 	// liveness
-	pingSent Now // 0: none is out
+	pingSent  Now      // 0: none is out
 	pingFence []func() // what to do when the answers to the pings come, oldest first
-	stall    Now // since when the data socket takes nothing
-	lastData Now
+	stall     Now      // since when the data socket takes nothing
+	lastData  Now
 
 	// requests to the peer for consent
-	ask    *asking
-	cmdCon any // answer to a Connect command
-	twoPrim bool // agreed: two primaries allowed
+	ask                  *asking
+	cmdCon               any  // answer to a Connect command
+	twoPrim              bool // agreed: two primaries allowed
 	sentBytes, rcvdBytes int64
 }
 
@@ -128,6 +130,7 @@ type sentEpoch struct {
 	nr    uint32
 	count uint32
 	sent  bool // its barrier is out
+	at    Now  // when it was closed
 	odd   bool // it held a write the peer refused in a conflict: its count cannot be checked
 }
 
@@ -145,31 +148,31 @@ type queued struct {
 
 // link is one volume towards one peer.
 type link struct {
-	v    *volume
-	p    *peer
-	conn wire.Conn // replication state; WFReportParams until the peer's first state
-	role wire.Role
-	disk wire.Disk // the peer's
-	bm   *bitmap.Bitmap
-	uuids *wire.UUIDsBody
-	peerSet genid.Set // the peer's UUIDs as corrected by the comparison, for the end of a resync
-	dsize, usize, csize int64
+	v                                *volume
+	p                                *peer
+	conn                             wire.Conn // replication state; WFReportParams until the peer's first state
+	role                             wire.Role
+	disk                             wire.Disk // the peer's
+	bm                               *bitmap.Bitmap
+	uuids                            *wire.UUIDsBody
+	peerSet                          genid.Set // the peer's UUIDs as corrected by the comparison, for the end of a resync
+	dsize, usize, csize              int64
 	userPause, afterPause, peerPause bool
-	sentState wire.State
+	sentState                        wire.State
 
 	seq      uint32 // last sequence number sent
 	peerSeq  uint32 // highest seen
 	seqWait  []queued
 	seqSince Now
 
-	rs resync
+	rs            resync
 	gotPeerBitmap bool
-	bmPos    int64 // position in the peer's bitmap
-	bmSent   bool
-	negotiating bool // an attach waits for the peer's answer
-	undo     bool // this resync overwrites the loser of a split brain
-	fullSync bool
-	conflicts []*Request // peer writes waiting for the peer's verdict on ours
+	bmPos         int64 // position in the peer's bitmap
+	bmSent        bool
+	negotiating   bool // an attach waits for the peer's answer
+	aheadUntil    Now  // Ahead: when to try to resync
+	undo          bool // this resync overwrites the loser of a split brain
+	fullSync      bool
 }
 
 // New makes a Machine: Secondary, Diskless, StandAlone.
@@ -247,7 +250,7 @@ func (m *Machine) send(p *peer, vol int, cmd wire.Command) *wire.Packet {
 
 // writeSuper stores the superblock as it is now; then runs once it is durable.
 func (m *Machine) writeSuper(v *volume, flush, bits, held bool, then func(error)) {
-	if v.disk <= wire.Attaching && v.attachCmd == nil || v.disk == wire.Diskless || v.disk == wire.Failed {
+	if v.disk == wire.Diskless || v.disk == wire.Failed {
 		if then != nil {
 			then(nil) // nothing to store without a disk
 		}

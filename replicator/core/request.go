@@ -50,12 +50,12 @@ type reqState struct {
 	parts     []part
 	ended     bool // the outcome is known
 	told      bool // and the front end has it
-	retry     int // bitmask of peers asked for a read
+	retry     int  // bitmask of peers asked for a read
 
-	peerID uint64 // the peer's block id, to be echoed
-	pflags wire.Flags
-	repoch uint32 // number of the receive epoch, counted by us
-	cmd    wire.Command
+	peerID    uint64 // the peer's block id, to be echoed
+	pflags    wire.Flags
+	repoch    uint32 // number of the receive epoch, counted by us
+	cmd       wire.Command
 	postponed bool // lost a write conflict: to be submitted again
 	remoteErr bool
 	linkGen   uint32 // life of the link it came over

@@ -215,7 +215,7 @@ func (m *Machine) closeEpoch(p *peer) {
 	if p.epochCount == 0 {
 		return
 	}
-	p.unacked = append(p.unacked, sentEpoch{nr: p.epoch, count: p.epochCount})
+	p.unacked = append(p.unacked, sentEpoch{nr: p.epoch, count: p.epochCount, at: m.now})
 	p.epoch++
 	p.epochCount = 0
 }

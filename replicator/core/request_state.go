@@ -1,0 +1,208 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/hawser-ha/hawser/replicator/wire"
+)
+
+// Codes of state replies (drbd-wire.md 15.2).
+const (
+	codeOK           = 1
+	codeTwoPrimaries = -1
+	codeNoDisk       = -4
+	codeNoPeerDisk   = -5
+	codeBusy         = -8
+	codeRefused      = -10
+	codeNoVerifyAlg  = -14
+	codeNoConnection = -15
+	codeUnsupported  = -17
+	codeRetry        = -18
+	codeConcurrent   = -19
+	codeNotOutdated  = -7
+)
+
+var codeTexts = map[int32]string{
+	-1: "two primaries are not allowed", -2: "needs UpToDate data", -4: "no local disk", -5: "no remote disk",
+	-6: "refusing to be Outdated while Connected", -7: "refusing to be Primary while the peer is not outdated",
+	-8: "a resync or verify is active", -9: "already StandAlone", -10: "refused by the peer", -11: "diskless",
+	-12: "device in use", -13: "no net config", -14: "no verify-alg", -15: "needs a connection", -16: "disk lower than Outdated",
+	-17: "not supported", -18: "transient, retry", -19: "concurrent state change", -20: "the peer is Primary on another volume",
+	-21: "outdate needs a connection",
+}
+
+// asking is a request for the peer's consent that is under way. One at a time for each connection.
+type asking struct {
+	vol       int // -1: the whole connection
+	then      func(err error)
+	mask, val wire.State
+	since     Now
+}
+
+// codeError is a refusal.
+func codeError(code int32) error {
+	text := codeTexts[code]
+	if text == "" {
+		text = fmt.Sprintf("code %d", code)
+	}
+	switch code {
+	case codeTwoPrimaries:
+		return fmt.Errorf("%w (%w: %s)", ErrPeerPrimary, ErrRefusedByPeer, text)
+	case codeConcurrent, codeRetry:
+		return fmt.Errorf("%w (%s)", ErrTwice, text)
+	case codeBusy:
+		return fmt.Errorf("%w (%s)", ErrBusy, text)
+	}
+	return fmt.Errorf("%w: %s", ErrRefusedByPeer, text)
+}
+
+// askPeer asks the peer for consent (15.2).
+func (m *Machine) askPeer(p *peer, vol int, mask, val wire.State, then func(err error)) {
+	switch {
+	case p.state != wire.Connected:
+		then(ErrNoConnection)
+		return
+	case p.ask != nil:
+		then(ErrTwice)
+		return
+	}
+	p.ask = &asking{vol: vol, then: then, mask: mask, val: val, since: m.now}
+	cmd := wire.StateChgReq
+	if vol < 0 {
+		cmd = wire.ConnStChgReq
+		if p.li.Version < 100 {
+			cmd = wire.StateChgReq
+		}
+	}
+	pkt := m.send(p, vol, cmd)
+	pkt.Mask, pkt.State = mask, val
+}
+
+// consent handles the replies.
+func (m *Machine) consent(p *peer, pkt *wire.Packet) {
+	a := p.ask
+	if a == nil {
+		return
+	}
+	p.ask = nil
+	if pkt.Code >= codeOK {
+		a.then(nil)
+		return
+	}
+	a.then(codeError(pkt.Code))
+}
+
+// State words of requests, by what they wish (15.2).
+const (
+	maskRole wire.State = 0x3
+	maskConn wire.State = 0x1f0
+	maskDisk wire.State = 0x1e00
+	maskPDsk wire.State = 0x1e000
+)
+
+// stateRequest answers P_STATE_CHG_REQ.
+func (m *Machine) stateRequest(l *link, pkt *wire.Packet) {
+	code := m.judge(l, pkt.Mask, pkt.State)
+	m.send(l.p, l.v.num, wire.StateChgReply).Code = code
+	if code < codeOK {
+		return
+	}
+	switch {
+	case pkt.Mask&maskConn != 0:
+		m.startedByPeer(l, pkt.State.Conn())
+	case pkt.Mask&maskRole != 0 && pkt.State.Role() == wire.Primary:
+		l.role = wire.Primary
+		if pkt.Mask&maskDisk != 0 && l.disk < wire.UpToDate && l.conn == wire.Connected && l.v.disk >= wire.Inconsistent {
+			m.event(l.v.num, l.p.idx, "peer was forced to be primary", nil)
+		}
+	case pkt.Mask&maskDisk != 0 && pkt.State.Disk() == wire.Failed:
+		was := l.disk
+		m.stopSync(l)
+		if l.conn > wire.Connected {
+			m.setConn(l, wire.Connected)
+		}
+		l.disk = wire.Failed
+		m.contactLost(l.v, l, was)
+	}
+}
+
+// judge says whether we consent to what the peer wishes.
+func (m *Machine) judge(l *link, mask, val wire.State) int32 {
+	v, p := l.v, l.p
+	if p.ask != nil && p.li.ResolveConflicts {
+		return codeConcurrent
+	}
+	if l.conn < wire.Connected {
+		return codeRetry
+	}
+	switch {
+	case mask&maskConn != 0:
+		switch val.Conn() {
+		case wire.StartingSyncS, wire.StartingSyncT:
+			switch {
+			case l.conn != wire.Connected:
+				return codeBusy
+			case v.disk < wire.Inconsistent:
+				return codeNoPeerDisk
+			case l.disk < wire.Inconsistent:
+				return codeNoDisk
+			case val.Conn() == wire.StartingSyncS && m.role == wire.Primary:
+				return codeRefused // invalidating a Primary's disk is its own decision
+			}
+			return codeOK
+		case wire.VerifyS:
+			switch {
+			case p.cfg.Net.VerifyAlg == "":
+				return codeNoVerifyAlg
+			case l.conn != wire.Connected:
+				return codeBusy
+			case v.disk != wire.UpToDate || l.disk != wire.UpToDate:
+				return codeNoDisk
+			}
+			return codeOK
+		case wire.Disconnecting:
+			return codeOK
+		}
+		return codeUnsupported
+	case mask&maskRole != 0 && val.Role() == wire.Primary:
+		if m.role == wire.Primary && !m.twoPrimaries(p) || m.promoting != nil && p.li.ResolveConflicts {
+			return codeTwoPrimaries
+		}
+		return codeOK
+	case mask&maskDisk != 0 && val.Disk() == wire.Failed:
+		return codeOK
+	}
+	return codeUnsupported
+}
+
+// connStateRequest answers P_CONN_ST_CHG_REQ: a graceful disconnect, perhaps with an outdating (section 26).
+func (m *Machine) connStateRequest(p *peer, pkt *wire.Packet) {
+	code := int32(codeOK)
+	switch {
+	case p.ask != nil && p.li.ResolveConflicts && p.ask.vol < 0:
+		code = codeConcurrent
+	case pkt.Mask&maskConn == 0 || pkt.State.Conn() != wire.Disconnecting:
+		code = codeUnsupported
+	case m.role == wire.Primary && p.cfg.Net.Fencing != "dont-care" && pkt.Mask&maskDisk == 0:
+		code = codeNotOutdated // it shall outdate itself first
+	}
+	m.send(p, -1, wire.ConnStChgReply).Code = code
+	if code < codeOK {
+		return
+	}
+	for _, v := range m.vols {
+		l := v.pv[p.idx]
+		if pkt.Mask&maskPDsk != 0 && pkt.State.PDsk() == wire.Outdated && v.disk > wire.Outdated && m.role != wire.Primary {
+			v.disk = wire.Outdated
+			m.event(v.num, p.idx, "disk Outdated: the peer left and goes on", nil)
+			m.writeSuper(v, false, false, false, nil)
+		}
+		if pkt.Mask&maskDisk != 0 && pkt.State.Disk() == wire.Outdated && l.disk > wire.Outdated {
+			was := l.disk
+			l.disk = wire.Outdated
+			m.contactLost(v, l, was)
+		}
+	}
+	p.state = wire.TearDown
+	m.event(-1, p.idx, "peer disconnects", nil)
+}
