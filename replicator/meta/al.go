@@ -1,7 +1,6 @@
 package meta
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/hawser-ha/hawser/replicator/actlog"
@@ -13,9 +12,9 @@ func (s *Store) ALBlocks() int { return int(s.Layout().ALBytes / BlockSize) }
 // ReplayAL reads the activity log and returns the extents that were active, in rising order. If the log is damaged the
 // error is a *DamageError that wraps actlog.ErrGap or actlog.ErrNoLog; then all blocks must be taken for dirty.
 func (s *Store) ReplayAL() (active []uint32, err error) {
-	l := s.Layout()
 	s.alMu.Lock()
 	defer s.alMu.Unlock()
+	l := s.Layout()
 	buf := alignedBuf(int(l.ALBytes))
 	if err := readArea(s.md, buf, l.AL, "activity log"); err != nil {
 		return nil, err
@@ -44,9 +43,9 @@ func readArea(md Device, buf []byte, off int64, what string) error {
 
 // InitAL makes the activity log empty, durably.
 func (s *Store) InitAL() error {
-	l := s.Layout()
 	s.alMu.Lock()
 	defer s.alMu.Unlock()
+	l := s.Layout()
 	return initAL(s.md, l)
 }
 
@@ -67,12 +66,12 @@ func initAL(md Device, l Layout) error {
 
 // WriteALBlock writes one block of the activity log's ring; it is durable on return. It does not allocate.
 func (s *Store) WriteALBlock(index int, block *[BlockSize]byte) error {
+	s.alMu.Lock()
+	defer s.alMu.Unlock()
 	l := s.Layout()
 	if index < 0 || int64(index) >= l.ALBytes/BlockSize {
 		return fmt.Errorf("activity log block %d of %d", index, l.ALBytes/BlockSize)
 	}
-	s.alMu.Lock()
-	defer s.alMu.Unlock()
 	copy(s.alBuf, block[:])
 	if err := writeAt(s.md, s.alBuf, l.AL+int64(index)*BlockSize, "activity log"); err != nil {
 		return err
@@ -123,5 +122,3 @@ func (s *Store) MarkAllDirty() error {
 	}
 	return s.finishApply()
 }
-
-var errSlot = errors.New("no such bitmap slot")

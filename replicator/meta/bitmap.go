@@ -12,15 +12,19 @@ import (
 // one slot (words 1024b..1024b+1023) lies in max_peers whole disk blocks, from b*max_peers on.
 const blockWords32 = BlockSize / 4
 
-// slotBlocks returns how many blocks of one slot the area has room for, and checks the slot.
-func (s *Store) slotBlocks(slot int) (maxPeers int, blocks int64, l Layout, err error) {
+// slotArea checks that the slot exists and that the area has room for bitmaps of n bits. bmMu is held, or Move might move the
+// area away.
+func (s *Store) slotArea(slot int, n int64) (maxPeers int, l Layout, err error) {
 	s.superMu.Lock()
 	defer s.superMu.Unlock()
 	maxPeers, l = s.super.MaxPeers, s.lay
 	if slot < 0 || slot >= maxPeers {
-		return 0, 0, l, fmt.Errorf("%w: %d of %d", errSlot, slot, maxPeers)
+		return 0, l, fmt.Errorf("no bitmap slot %d of %d", slot, maxPeers)
 	}
-	return maxPeers, (l.BitmapBytes/4/int64(maxPeers) + blockWords32 - 1) / blockWords32, l, nil
+	if need := bitmapBytes(n*sectorsPerBit, maxPeers); need > l.BitmapBytes {
+		return 0, l, fmt.Errorf("%w: bitmaps of %d bits need %d bytes, there are %d", ErrTooSmall, n, need, l.BitmapBytes)
+	}
+	return maxPeers, l, nil
 }
 
 // BitmapBits returns the number of bits for the agreed size; 0 while there is none.
@@ -28,26 +32,15 @@ func (s *Store) BitmapBits() int64 {
 	return bitmap.BitsFor(int64(s.Super().EffectiveSize) * SectorSize)
 }
 
-// checkBits says whether the area has room for the bits in every slot.
-func checkBits(n int64, l Layout, maxPeers int) error {
-	if need := bitmapBytes(n*sectorsPerBit, maxPeers); need > l.BitmapBytes {
-		return fmt.Errorf("%w: bitmaps of %d bits need %d bytes, there are %d", ErrTooSmall, n, need, l.BitmapBytes)
-	}
-	return nil
-}
-
 // ReadBitmap loads b from the slot. b's size decides how much is read; bits on disk past it are ignored. Afterwards
 // no block of b counts as changed.
 func (s *Store) ReadBitmap(slot int, b *bitmap.Bitmap) error {
-	maxPeers, _, l, err := s.slotBlocks(slot)
+	s.bmMu.Lock()
+	defer s.bmMu.Unlock()
+	maxPeers, l, err := s.slotArea(slot, b.Bits())
 	if err != nil {
 		return fmt.Errorf("read bitmap: %w", err)
 	}
-	if err := checkBits(b.Bits(), l, maxPeers); err != nil {
-		return fmt.Errorf("read bitmap: %w", err)
-	}
-	s.bmMu.Lock()
-	defer s.bmMu.Unlock()
 	unit := maxPeers * BlockSize // one block of the slot
 	buf := alignedBuf(max(ioBytes/unit, 1) * unit)
 	total := bitmapBytes(b.Bits()*sectorsPerBit, maxPeers)
@@ -131,18 +124,15 @@ func (s *Store) WriteBitmap(slot int, b *bitmap.Bitmap, blocks []int64) error {
 // WriteSnapshot writes the snapshot's blocks; they are durable on return and other slots keep their contents. Snapshots of one
 // slot must be written in the order they were taken.
 func (s *Store) WriteSnapshot(p *Snapshot) error {
-	maxPeers, _, l, err := s.slotBlocks(p.slot)
+	s.bmMu.Lock()
+	defer s.bmMu.Unlock()
+	maxPeers, l, err := s.slotArea(p.slot, p.bits)
 	if err != nil {
-		return fmt.Errorf("write bitmap: %w", err)
-	}
-	if err := checkBits(p.bits, l, maxPeers); err != nil {
 		return fmt.Errorf("write bitmap: %w", err)
 	}
 	if p.Empty() {
 		return nil
 	}
-	s.bmMu.Lock()
-	defer s.bmMu.Unlock()
 	unit := maxPeers * BlockSize
 	batch := max(ioBytes/unit, 1) // slot blocks for each I/O
 	buf := alignedBuf(min(batch, len(p.blocks)) * unit)
@@ -183,10 +173,15 @@ func (s *Store) usedBytes() (int64, int, Layout) {
 	return min(bitmapBytes(int64(s.super.EffectiveSize), s.super.MaxPeers), s.lay.BitmapBytes), s.super.MaxPeers, s.lay
 }
 
-// markExtents sets all bits of the extents in all slots on disk, and returns how many of them were clear.
+// extentBits is the number of bits in an extent of the activity log.
+const extentBits = 4 << 20 / BytesPerBit
+
+// markExtents sets all bits of the extents (rising) in all slots on disk, and returns how many of them were clear.
 func (s *Store) markExtents(extents []uint32) (marked int64, err error) {
+	s.bmMu.Lock()
+	defer s.bmMu.Unlock()
 	used, maxPeers, l := s.usedBytes()
-	size := int64(actlogExtentBits / 8 * maxPeers) // bytes of one extent, all slots
+	size := int64(extentBits / 8 * maxPeers) // bytes of one extent, all slots
 	return s.fillRanges(l, used, func(yield func(from, to int64) bool) {
 		for _, e := range extents {
 			if from := int64(e) * size; from < used && !yield(from, min(from+size, used)) {
@@ -196,20 +191,18 @@ func (s *Store) markExtents(extents []uint32) (marked int64, err error) {
 	})
 }
 
-// actlogExtentBits is the number of bits in an extent of the activity log.
-const actlogExtentBits = 4 << 20 / BytesPerBit
-
 // fillBitmaps sets all bits of all slots up to the agreed size on disk.
 func (s *Store) fillBitmaps() error {
+	s.bmMu.Lock()
+	defer s.bmMu.Unlock()
 	used, _, l := s.usedBytes()
 	_, err := s.fillRanges(l, used, func(yield func(from, to int64) bool) { yield(0, used) })
 	return err
 }
 
-// fillRanges sets the bytes of rising ranges of the used part of the area to 0xff, and returns how many bits were clear.
+// fillRanges sets the bytes of rising ranges of the used part of the area to 0xff, and returns how many bits were clear. bmMu
+// is held.
 func (s *Store) fillRanges(l Layout, used int64, ranges func(yield func(from, to int64) bool)) (filled int64, err error) {
-	s.bmMu.Lock()
-	defer s.bmMu.Unlock()
 	buf := alignedBuf(ioBytes)
 	var at, n int64 // the part of the area in buf
 	flush := func() error {

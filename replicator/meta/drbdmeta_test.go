@@ -227,7 +227,7 @@ func TestWeReadDrbdmetas(t *testing.T) {
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d.drbdmeta(t, v.version(), v.o.Kind, v.o.Index, append(v.createArgs(), "")[:len(v.createArgs())]...)
+			d.drbdmeta(t, v.version(), v.o.Kind, v.o.Index, v.createArgs()...)
 			d.drbdmeta(t, v.version(), v.o.Kind, v.o.Index, "restore-md", file)
 			s = must(Open(variantData, d, v.o.Kind, v.o.Index))(t)
 			if !s.Foreign() {

@@ -93,10 +93,10 @@ func peerFlagsComment(f uint32) string {
 
 // eachWord calls fn for every whole 64-bit word of the slot in the used part of the area.
 func (s *Store) eachWord(slot int, fn func(uint64)) error {
-	used, maxPeers, l := s.usedBytes()
-	unit := int64(maxPeers * BlockSize)
 	s.bmMu.Lock()
 	defer s.bmMu.Unlock()
+	used, maxPeers, l := s.usedBytes()
+	unit := int64(maxPeers * BlockSize)
 	buf := alignedBuf(int(max(ioBytes/unit, 1) * unit))
 	for off := int64(0); off < used; {
 		part := buf[:min(int64(len(buf)), used-off)]

@@ -46,12 +46,12 @@ func (s *Store) Displaced() bool {
 // the old, that metadata may say that all peers need a full sync. A data device cannot shrink below what is agreed; internal
 // metadata cannot move towards the front at all.
 func (s *Store) Move(newDataSize int64) error {
-	s.superMu.Lock()
-	defer s.superMu.Unlock()
-	s.alMu.Lock()
-	defer s.alMu.Unlock()
 	s.bmMu.Lock()
 	defer s.bmMu.Unlock()
+	s.alMu.Lock()
+	defer s.alMu.Unlock()
+	s.superMu.Lock()
+	defer s.superMu.Unlock()
 
 	if s.kind == Internal && newDataSize > s.md.Size() {
 		return fmt.Errorf("move metadata: %w: %d bytes, not %d", ErrTooSmall, s.md.Size(), newDataSize)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/hawser-ha/hawser/replicator/bitmap"
@@ -205,4 +206,50 @@ func asWrittenBack(sb Super) Super {
 		sb.Flags &^= FlagALClean
 	}
 	return sb
+}
+
+// Bitmaps are written while the metadata moves: nothing is lost, and nothing goes to the old place afterwards.
+func TestWritesDuringMove(t *testing.T) {
+	d := newDev(t, 512<<20)
+	s := freshStore(t, d, 0, CreateOptions{MaxPeers: 2})
+	setSize(t, s, uint64(s.Layout().Capacity))
+	old := s.Layout()
+	d.size = 600 << 20
+	want := [2]*bitmap.Bitmap{}
+	var wg sync.WaitGroup
+	for slot := range want {
+		b := bitmap.New(s.BitmapBits())
+		want[slot] = b
+		wg.Go(func() {
+			for i := range int64(200) {
+				b.Set(i*500, i*500+7)
+				if err := s.WriteBitmap(slot, b, nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		if err := s.Move(600 << 20); err != nil {
+			t.Error(err)
+		}
+		d.mu.Lock()
+		for off := old.Bitmap; off < old.Super; off += BlockSize {
+			d.blocks[off] = []byte("user data")
+		}
+		d.mu.Unlock()
+	})
+	wg.Wait()
+	s = must(Open(0, d, Internal, 0))(t)
+	for slot, w := range want {
+		b := bitmap.New(s.BitmapBits())
+		if err := s.ReadBitmap(slot, b); err != nil || !slices.Equal(b.Words(), w.Words()) {
+			t.Errorf("slot %d: %v, want %v: %v", slot, b, w, err)
+		}
+	}
+	for off := old.Bitmap; off < old.Super; off += BlockSize {
+		if string(d.blocks[off]) != "user data" {
+			t.Errorf("user data at %d overwritten", off)
+		}
+	}
 }

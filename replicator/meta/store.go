@@ -26,6 +26,8 @@ type Store struct {
 	kind  Kind
 	index int
 
+	// Mutexes are taken in the order bmMu, alMu, superMu. Whoever does I/O to bitmaps or log reads the layout under the mutex of
+	// that area, since Move holds all three.
 	superMu  sync.Mutex // guards the fields below, and superblock I/O
 	dataSize int64
 	lay      Layout
