@@ -26,6 +26,7 @@ type file struct {
 	blockDev bool
 	direct   bool        // opened O_DIRECT
 	memory   bool        // tmpfs: cannot stall, needs no engine
+	local    bool        // block device or known local file system, see localMagics
 	dsync    atomic.Bool // RWF_DSYNC can be trusted here
 	fua      bool        // the device takes FUA: RWF_DSYNC is cheap
 	discards bool
@@ -39,9 +40,10 @@ const (
 	magicRamfs = 0x858458f6
 )
 
-// Local file systems that are known to honour RWF_DSYNC with O_DIRECT. Elsewhere (FUSE passes
-// the flag to a daemon that may ignore it) a stable write is a write and a flush.
-var dsyncMagics = map[int64]bool{
+// Local file systems that are known to honour RWF_DSYNC with O_DIRECT, and not to block io_uring's
+// submission. FUSE passes the flag to a daemon that may ignore it, so there a stable write is a write and a
+// flush; and it waits for the inode lock, which a stalled fsync holds, inside io_uring_enter.
+var localMagics = map[int64]bool{
 	magicTmpfs: true, unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true,
 	unix.F2FS_SUPER_MAGIC: true,
 }
@@ -180,7 +182,7 @@ func (f *file) inspect() error {
 			return fmt.Errorf("logical block size: %w", err)
 		}
 		f.block, f.memAlign = n, n
-		f.dsync.Store(true)
+		f.local = true
 	} else {
 		var fs unix.Statfs_t
 		if err := unix.Fstatfs(f.fd, &fs); err != nil {
@@ -188,13 +190,14 @@ func (f *file) inspect() error {
 		}
 		magic := int64(fs.Type)
 		f.memory = magic == magicTmpfs || magic == magicRamfs
-		f.dsync.Store(dsyncMagics[magic])
+		f.local = localMagics[magic]
 		if !f.readOnly {
 			// Beyond the end of the file a hole changes nothing, and says whether holes are known here.
 			end := (st.Size + 1<<20) &^ 4095
 			f.discards = unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, end, 4096) == nil
 		}
 	}
+	f.dsync.Store(f.local)
 	f.rotates = queueLimit(dev, "rotational") == 1
 	f.fua = queueLimit(dev, "fua") == 1
 	if f.blockDev {

@@ -16,6 +16,7 @@ const (
 	ringOpWrite = 23
 
 	ringFsyncDatasync = 1
+	ringAsync         = 1 << 4 // IOSQE_ASYNC: a kernel worker, never the submitter
 
 	ringSetupSubmitAll   = 1 << 7 // go on after an entry that fails; 5.18
 	ringSetupCoopTaskrun = 1 << 8 // no interrupt for a completion; 5.19

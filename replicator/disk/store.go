@@ -133,7 +133,7 @@ func (s *store) newEngine(name string, depth int) (engine, error) {
 	switch {
 	case name == "inline" || (name != "uring" && name != "threads" && s.f.memory):
 		return &inlineEngine{s: s}, nil
-	case name == "threads":
+	case name == "threads" || (name != "uring" && !s.f.local):
 		return newThreads(s, depth), nil
 	}
 	e, err := newUring(s, depth)

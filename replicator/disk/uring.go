@@ -49,6 +49,9 @@ func (e *uring) name() string { return "uring" }
 
 func (e *uring) push(sl *slot) {
 	q := ringSQE{fd: int32(e.s.f.fd), userData: uint64(sl.index)}
+	if !e.s.f.local {
+		q.flags = ringAsync // may block where it must not: in enter, which would defeat every timeout
+	}
 	switch sl.op {
 	case Read, Write:
 		q.opcode = ringOpRead
