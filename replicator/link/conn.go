@@ -43,8 +43,9 @@ type Handler interface {
 	// Meta is called for each packet of the meta socket.
 	Meta(p *wire.Packet) error
 	// Idle is called on the socket's goroutine when everything received has been
-	// handled and the next read would block: the moment to flush batched replies.
-	// It may come at any packet boundary and also within a tail.
+	// handled and the next read would block, and once a full buffer (data: 256 KiB) if it never would:
+	// the moment to flush batched replies and to submit what was gathered. It may
+	// come within a tail too. Never twice without a byte in between.
 	Idle(s Socket)
 	// Down is called once, after the last call of any other method and when the
 	// link no longer holds any payload. err is the first reason.

@@ -3,6 +3,7 @@ package link
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -98,9 +99,31 @@ func shut(a, b *Conn) {
 	<-b.Done()
 }
 
-// kinds are the two ways a Conn can be carried.
+// tlsPair is the same under TLS.
+func tlsPair(t testing.TB) (a, b *Conn) {
+	t.Helper()
+	issue := authority(t)
+	a, b = tcpPair(t)
+	wrap := func(x, y net.Conn) (net.Conn, net.Conn) {
+		conf := issue()
+		conf.ServerName = "127.0.0.1"
+		client, server := tls.Client(x, conf), tls.Server(y, issue())
+		done := make(chan error, 1)
+		go func() { done <- server.Handshake() }()
+		if err := errors.Join(client.Handshake(), <-done); err != nil {
+			t.Fatal(err)
+		}
+		return client, server
+	}
+	dataA, dataB := wrap(a.data.conn, b.data.conn)
+	metaA, metaB := wrap(a.meta.conn, b.meta.conn)
+	return newConn(quiet(), 101, features, true, dataA, metaA), newConn(quiet(), 101, features, false, dataB, metaB)
+}
+
+// kinds are the ways a Conn can be carried.
 var kinds = map[string]func(t testing.TB) (a, b *Conn){
 	"tcp": tcpPair,
+	"tls": tlsPair,
 	"memory": func(testing.TB) (a, b *Conn) {
 		a, b, _ = Pipe(quiet(), PipeOptions{Version: 101, Features: features})
 		return a, b
@@ -383,6 +406,49 @@ func TestIdleComesAfterEverythingReceived(t *testing.T) {
 				a.FlushData()
 			}
 			<-done
+			shut(a, b)
+		})
+	}
+}
+
+func TestIdleAlsoComesWhenTheSocketNeverRunsDry(t *testing.T) {
+	for kind, pair := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			a, b := pair(t)
+			hb := newRecorder()
+			const count = 8000
+			handled, since := 0, 0
+			queued, done := make(chan struct{}), make(chan struct{})
+			hb.data = func(_ *wire.Packet, tail []byte) error {
+				if handled == 0 {
+					<-queued // so that the rest is there already
+				}
+				if since += len(tail); since > 2*256<<10 {
+					return fmt.Errorf("%d bytes without Idle", since)
+				}
+				if handled++; handled == count {
+					close(done)
+				}
+				return nil
+			}
+			hb.idle = func(s Socket) {
+				if s == DataSocket {
+					since = 0
+				}
+			}
+			a.Start(newRecorder())
+			b.Start(hb)
+			payload := make([]byte, 4096)
+			for range count {
+				a.SendData(&wire.Packet{Cmd: wire.Data}, nil, payload, nil, nil)
+				a.FlushData()
+			}
+			close(queued)
+			select {
+			case <-done:
+			case err := <-hb.down:
+				t.Fatal(err)
+			}
 			shut(a, b)
 		})
 	}

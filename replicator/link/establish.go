@@ -355,7 +355,11 @@ func (c *connecting) greet(ctx context.Context, conn net.Conn) {
 		return
 	}
 	if err != nil {
-		c.log.Warn("incoming connection refused", "from", conn.RemoteAddr(), "err", err)
+		level := slog.LevelWarn
+		if errors.Is(err, io.EOF) { // the usual end of an attempt that crossed ours
+			level = slog.LevelDebug
+		}
+		c.log.Log(ctx, level, "incoming connection refused", "from", conn.RemoteAddr(), "err", err)
 		conn.Close()
 		return
 	}
@@ -371,6 +375,7 @@ func listen(ctx context.Context, cfg *Config) (net.Listener, error) {
 		return cfg.Listen(ctx)
 	}
 	lc := net.ListenConfig{Control: cfg.control}
+	lc.SetMultipathTCP(false)
 	l, err := lc.Listen(ctx, "tcp", cfg.Local)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", cfg.Local, err)

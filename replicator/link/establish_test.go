@@ -540,7 +540,7 @@ func TestDeadlinesOfTheHandshakeAreTwoSeconds(t *testing.T) {
 }
 
 // authority makes certificates for 127.0.0.1 and 127.0.0.2 that trust one another.
-func authority(t *testing.T) func() *tls.Config {
+func authority(t testing.TB) func() *tls.Config {
 	t.Helper()
 	newKey := func() *ecdsa.PrivateKey {
 		k, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)

@@ -15,6 +15,7 @@ const (
 	copyMax   = 2048      // payloads up to this many bytes are copied into the queue
 	iovMax    = 128       // pieces of one system call
 	roundsMax = 4         // batches an inline writer sends before it hands over
+	joinMax   = 256 << 10 // bytes of one write where pieces must be joined
 	keepHead  = 256 << 10 // larger buffers are not kept for the next batch
 )
 
@@ -224,44 +225,51 @@ func (q *queue) write(wait bool) error {
 	return err
 }
 
-// pieces calls f for what is unsent, at most limit pieces.
-func (q *queue) pieces(limit int, f func(i int, b []byte)) int {
-	n, head, pay := 0, q.headAt, q.payAt
-	for _, r := range q.send.recs[q.rec:] {
+// pieces calls f for what is unsent, in order, until f has had enough.
+func (q *queue) pieces(f func(b []byte) (more bool)) {
+	head, pay := q.headAt, q.payAt
+	for i := q.rec; i < len(q.send.recs); i++ {
+		r := &q.send.recs[i]
 		if len(r.payload) == 0 {
 			continue // its bytes are in head, together with what follows
 		}
-		if n+2 > limit {
-			return n
-		}
 		if head < r.end {
-			f(n, q.send.head[head:r.end])
+			if !f(q.send.head[head:r.end]) {
+				return
+			}
 			head = r.end
-			n++
 		}
-		f(n, r.payload[pay:])
+		if !f(r.payload[pay:]) {
+			return
+		}
 		pay = 0
-		n++
 	}
-	if head < len(q.send.head) && n < limit {
-		f(n, q.send.head[head:])
-		n++
+	if head < len(q.send.head) {
+		f(q.send.head[head:])
 	}
-	return n
 }
 
+// gather describes the next system call.
 func (q *queue) gather() {
-	n := q.pieces(iovMax, func(i int, b []byte) {
-		q.iov[i].Base = &b[0]
-		q.iov[i].SetLen(len(b))
+	n := 0
+	q.pieces(func(b []byte) bool {
+		q.iov[n].Base = &b[0]
+		q.iov[n].SetLen(len(b))
+		n++
+		return n < iovMax
 	})
 	q.msg.Iov = &q.iov[0]
 	q.msg.SetIovlen(n)
 }
 
+// join copies what the next blocking write sends.
 func (q *queue) join() {
 	q.joined = q.joined[:0]
-	q.pieces(iovMax, func(_ int, b []byte) { q.joined = append(q.joined, b...) })
+	q.pieces(func(b []byte) bool {
+		b = b[:min(len(b), joinMax-len(q.joined))]
+		q.joined = append(q.joined, b...)
+		return len(q.joined) < joinMax
+	})
 }
 
 func (q *queue) sendmsg(fd uintptr) {

@@ -22,6 +22,7 @@ type reader struct {
 	buf    []byte
 	r, w   int // buf[r:w] was read and not parsed
 	pkt    wire.Packet
+	news   int          // bytes read since the last Idle
 	last   atomic.Int64 // when bytes last arrived
 
 	iov  [2]unix.Iovec
@@ -41,7 +42,7 @@ func (rd *reader) init(c *Conn, kind Socket, conn net.Conn, size int) {
 		if rd.err != unix.EAGAIN {
 			return true
 		}
-		rd.c.h.Idle(rd.kind)
+		rd.idle()
 		return false // the runtime waits until the socket is readable and calls again
 	}
 }
@@ -99,6 +100,15 @@ func (rd *reader) dispatch() error {
 	return rd.c.h.DataTail(&rd.pkt, tail)
 }
 
+// idle tells the handler that this is a moment to flush. Also a socket that never
+// runs dry has such moments, or replies would wait for ever.
+func (rd *reader) idle() {
+	if rd.news > 0 {
+		rd.news = 0
+		rd.c.h.Idle(rd.kind)
+	}
+}
+
 // need waits until the buffer holds n bytes.
 func (rd *reader) need(n int) error {
 	for rd.w-rd.r < n {
@@ -133,8 +143,10 @@ func (rd *reader) full(dst []byte) error {
 
 // read waits for bytes and puts them into dst and, when that is full, behind w.
 func (rd *reader) read(dst []byte) (n int, err error) {
+	if rd.raw == nil || rd.news >= len(rd.buf) {
+		rd.idle()
+	}
 	if rd.raw == nil {
-		rd.c.h.Idle(rd.kind)
 		if len(dst) == 0 {
 			dst = rd.buf[rd.w:]
 		}
@@ -156,6 +168,7 @@ func (rd *reader) read(dst []byte) (n int, err error) {
 		}
 	}
 	if n > 0 {
+		rd.news += n
 		rd.last.Store(Now())
 		return n, nil
 	}

@@ -11,8 +11,9 @@ var be = binary.BigEndian
 // Append appends the header and the fixed part of p, or its whole body where
 // Ext holds one. The length in the header includes p.Tail: the caller sends that
 // many bytes behind it. version and features are the agreed ones (VersionHandshake
-// before). A packet that p does not describe rightly, such as a P_SIZES without
-// its *SizesBody, is a bug of the caller and panics.
+// before). P_SYNC_PARAM89 goes out as P_SYNC_PARAM below version 89. A packet that
+// p does not describe rightly, such as a P_SIZES without its *SizesBody, is a bug
+// of the caller and panics.
 func Append(dst []byte, version int, features uint32, p *Packet) []byte {
 	switch p.Cmd {
 	case Protocol, ProtocolUpdate:
@@ -265,21 +266,23 @@ func parseProtocol(version int, b []byte, p *Packet) error {
 	return text(b[24:], &c.IntegrityAlg, p, len(b))
 }
 
+// appendSyncParam takes P_SYNC_PARAM and P_SYNC_PARAM89 for the same: the version
+// decides which of them goes out.
 func appendSyncParam(dst []byte, version int, p *Packet) []byte {
 	s := body[*SyncParamBody](p)
 	mustFit(p, s.VerifyAlg)
 	mustFit(p, s.CsumsAlg)
-	if p.Cmd == SyncParam {
-		if version < 88 {
-			dst = AppendHeader(dst, version, p.Cmd, p.Vol, 4)
-			return be.AppendUint32(dst, s.ResyncRate)
-		}
-		dst = AppendHeader(dst, version, p.Cmd, p.Vol, uint32(4+len(s.VerifyAlg)+1))
+	switch {
+	case version < 88:
+		dst = AppendHeader(dst, version, SyncParam, p.Vol, 4)
+		return be.AppendUint32(dst, s.ResyncRate)
+	case version < 89:
+		dst = AppendHeader(dst, version, SyncParam, p.Vol, uint32(4+len(s.VerifyAlg)+1))
 		dst = be.AppendUint32(dst, s.ResyncRate)
 		dst = append(dst, s.VerifyAlg...)
 		return append(dst, 0)
 	}
-	dst = AppendHeader(dst, version, p.Cmd, p.Vol, syncParamSize(version))
+	dst = AppendHeader(dst, version, SyncParam89, p.Vol, syncParamSize(version))
 	dst = be.AppendUint32(dst, s.ResyncRate)
 	for _, alg := range [...]string{s.VerifyAlg, s.CsumsAlg} {
 		dst = append(dst, alg...)

@@ -273,9 +273,7 @@ func FuzzDecode(f *testing.F) {
 		{Cmd: UUIDs, Ext: &UUIDsBody{}}, {Cmd: WriteAck}, {Cmd: Barrier},
 	} {
 		for _, v := range []uint8{101, 99, 88} {
-			if p.Cmd != SyncParam89 || v > 88 {
-				f.Add(v, uint8(everyFeature), uint8(4), Append(nil, int(v), everyFeature, &p))
-			}
+			f.Add(v-VersionMin, uint8(everyFeature), uint8(4), Append(nil, int(v), everyFeature, &p))
 		}
 	}
 	f.Fuzz(func(t *testing.T, v, features, digest uint8, b []byte) {
