@@ -1,10 +1,6 @@
 package replicator
 
-import (
-	"sync"
-
-	"github.com/hawser-ha/hawser/replicator/core"
-)
+import "sync"
 
 // completions gathers disk requests that are done, for the goroutine that feeds them to the Machine in batches.
 type completions struct {
@@ -39,7 +35,7 @@ func (c *completions) close() {
 	poke(c.wake)
 }
 
-// loop feeds what is done to the Machine until close, and until nothing is on the disk any more.
+// completionLoop feeds what is done to the Machine until close, and until nothing is on the disk any more.
 func (v *volume) completionLoop() {
 	r := v.r
 	t := &turn{}
@@ -63,8 +59,7 @@ func (v *volume) completionLoop() {
 			r.mu.Lock()
 			at := now()
 			for i, io := range batch {
-				v.busy--
-				r.m.DiskDone(at, io.req, io.disk.Err)
+				r.diskDone(at, io)
 				batch[i] = nil
 			}
 			batch = batch[:0]
@@ -82,14 +77,6 @@ func (v *volume) settled() bool {
 	return v.busy == 0
 }
 
-// idleBut says that only n requests are on their way to or on the disk. Without the mutex it is a guess, which is enough to
-// choose between two right ways.
-func (v *volume) idleBut(n int) bool {
-	v.r.mu.Lock()
-	defer v.r.mu.Unlock()
-	return v.busy == n
-}
-
 // allZero says that b holds nothing but zeroes.
 func allZero(b []byte) bool {
 	for len(b) >= 64 {
@@ -105,5 +92,3 @@ func allZero(b []byte) bool {
 	}
 	return true
 }
-
-var _ = core.Now(0)

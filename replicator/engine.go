@@ -1,6 +1,8 @@
 package replicator
 
 import (
+	"slices"
+
 	"github.com/hawser-ha/hawser/replicator/core"
 	"github.com/hawser-ha/hawser/replicator/disk"
 	"github.com/hawser-ha/hawser/replicator/export"
@@ -37,6 +39,7 @@ type ioreq struct {
 	// What is needed of the Request while it is on the disk.
 	req     *core.Request
 	vol     *volume
+	store   disk.Store
 	disk    disk.Request
 	kind    core.Kind
 	peer    int
@@ -69,7 +72,7 @@ func (r *Resource) unref(io *ioreq) {
 	if io.buf != nil {
 		io.buf.Release()
 	}
-	io.buf, io.data, io.app, io.kick, io.by, io.req, io.vol = nil, nil, nil, nil, nil, nil, nil
+	io.buf, io.data, io.app, io.kick, io.by, io.req, io.vol, io.store = nil, nil, nil, nil, nil, nil, nil, nil
 	io.got.n, io.own.n, io.integ.n = 0, 0, 0
 	io.disk.Buf, io.disk.Mem = nil, nil
 	r.freeIO = append(r.freeIO, io)
@@ -91,10 +94,12 @@ type turn struct {
 	batch  []*disk.Request
 	done   []answer
 	kicks  []export.Kicker
-	flush  []*peer
+	flush  []*link.Conn
 	meta   []*metaOp
 	after  []func()
-	inline bool // the only disk request may be executed on this goroutine
+	inline bool // an only disk request may be executed on this goroutine
+	direct bool // and there is only one, on an idle disk
+	lone   bool // the only thing to do is an activity log transaction
 	undone int  // packets handled since the last run
 }
 
@@ -130,6 +135,8 @@ func (r *Resource) collect(t *turn) {
 	for i := range t.eff {
 		r.exec(t, &t.eff[i])
 	}
+	t.direct = t.inline && len(t.disk) == 1 && t.disk[0].vol.busy == 1
+	t.lone = t.inline && len(t.meta) == 1 && len(t.disk) == 0 && t.meta[0].vol.metaBusy == 1
 	if d := r.m.Deadline(); d != 0 && (r.timerAt == 0 || d < r.timerAt) {
 		r.timerAt = d
 		poke(r.timerKick)
@@ -149,18 +156,20 @@ func (r *Resource) run(t *turn) {
 	for {
 		t.undone = 0
 		direct := r.submit(t)
-		for i, p := range t.flush {
-			p.pending.Store(false)
-			if c := p.linkConn.Load(); c != nil {
-				c.FlushData()
-				c.FlushMeta()
-			}
+		for i, c := range t.flush {
+			c.FlushData()
+			c.FlushMeta()
 			t.flush[i] = nil
 		}
 		t.flush = t.flush[:0]
 		r.reply(t)
+		var alone *metaOp // to be done here
 		for i, op := range t.meta {
-			op.vol.meta.push(op)
+			if t.lone && op.kind == metaAL {
+				alone = op
+			} else {
+				op.vol.meta.push(op)
+			}
 			t.meta[i] = nil
 		}
 		t.meta = t.meta[:0]
@@ -169,6 +178,9 @@ func (r *Resource) run(t *turn) {
 			t.after[i] = nil
 		}
 		t.after = t.after[:0]
+		if alone != nil {
+			alone.vol.runMeta(alone, true)
+		}
 		if len(direct) == 0 {
 			t.disk = t.disk[:0]
 			return
@@ -179,8 +191,7 @@ func (r *Resource) run(t *turn) {
 		r.mu.Lock()
 		at := now()
 		for i, io := range direct {
-			io.vol.busy--
-			r.m.DiskDone(at, io.req, io.disk.Err)
+			r.diskDone(at, io)
 			direct[i] = nil
 		}
 		t.disk = t.disk[:0]
@@ -251,6 +262,13 @@ func requestError(err error) error {
 	return translateRequest(err)
 }
 
+// flushLater has the link flushed once the mutex is free.
+func (t *turn) flushLater(c *link.Conn) {
+	if !slices.Contains(t.flush, c) {
+		t.flush = append(t.flush, c)
+	}
+}
+
 // send puts a packet into the queue of its link. r.mu is held.
 func (r *Resource) send(t *turn, e *core.Effect) {
 	p := r.peers[e.Peer]
@@ -258,9 +276,7 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 	if c == nil {
 		return
 	}
-	if p.pending.CompareAndSwap(false, true) {
-		t.flush = append(t.flush, p)
-	}
+	t.flushLater(c)
 	if !e.Pkt.Cmd.OnData() {
 		c.SendMeta(&e.Pkt)
 		return
@@ -269,6 +285,7 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 	if n == 0 {
 		if b, ok := e.Pkt.Ext.(*wire.ProtocolBody); ok {
 			p.integ = digestOf(b.IntegrityAlg) // from the next packet on
+			p.integDigest.Store(boxOf(p.integ))
 		}
 		c.SendData(&e.Pkt, nil, nil, nil, nil)
 		return
@@ -295,13 +312,22 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 
 // startDisk notes a disk request. r.mu is held.
 func (r *Resource) startDisk(t *turn, req *core.Request) {
-	io, ok := req.Tag.(*ioreq)
-	if !ok {
+	var io *ioreq
+	switch tag := req.Tag.(type) {
+	case *ioreq:
+		io = tag
+	case *core.Request: // HealWrite: the data of that request; ours until fed back
+		io = r.newIO()
+		if of, ok := tag.Tag.(*ioreq); ok && of.buf != nil {
+			of.buf.Retain()
+			io.buf, io.data = of.buf, of.data
+		}
+	default:
 		io = r.newIO()
 		req.Tag = io
 	}
 	v := r.volume(req.Vol)
-	io.req, io.vol = req, v
+	io.req, io.vol, io.store = req, v, v.store
 	io.kind, io.peer = req.Kind, req.Peer
 	io.compare, io.thin, io.digest, io.undo = req.Compare, req.Thin, req.Digest, req.Undo
 	d := &io.disk
@@ -335,21 +361,20 @@ func (r *Resource) submit(t *turn) (direct []*ioreq) {
 		if !r.prepare(io) {
 			continue
 		}
-		st := v.store
-		if st.Cheap() || t.inline && len(t.disk) == 1 && v.idleBut(1) {
+		if t.direct || io.store.Cheap() {
 			t.disk[n] = io
 			n++
 			continue
 		}
 		t.batch = append(t.batch, &io.disk)
 		if i+1 == len(t.disk) || t.disk[i+1].vol != v {
-			st.Submit(t.batch)
+			io.store.Submit(t.batch)
 			clear(t.batch)
 			t.batch = t.batch[:0]
 		}
 	}
 	if len(t.batch) > 0 { // the last one of the loop was not for the disk
-		t.batch[0].Owner.(*ioreq).vol.store.Submit(t.batch)
+		t.batch[0].Owner.(*ioreq).store.Submit(t.batch)
 		clear(t.batch)
 		t.batch = t.batch[:0]
 	}
@@ -388,9 +413,22 @@ func (r *Resource) readBuffer(n int) *iobuf.Buf {
 	return r.spare.Get(n)
 }
 
+// diskDone feeds the outcome of a disk request to the Machine. r.mu is held.
+func (r *Resource) diskDone(at core.Now, io *ioreq) {
+	v, kind := io.vol, io.kind
+	v.busy--
+	if err := io.disk.Err; err != nil {
+		v.diskError(io, err)
+	}
+	r.m.DiskDone(at, io.req, io.disk.Err)
+	if kind == core.HealWrite {
+		r.unref(io)
+	}
+}
+
 // execute runs the disk request on this goroutine.
 func (io *ioreq) execute() {
-	io.vol.store.Do(&io.disk)
+	io.store.Do(&io.disk)
 	io.finish()
 }
 

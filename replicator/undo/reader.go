@@ -222,3 +222,32 @@ func headerLen(f *os.File) (int64, error) {
 	}
 	return 16 + int64(binary.BigEndian.Uint32(fixed[8:])), nil
 }
+
+// Scan reads a log without exporting it.
+func Scan(path string) (Exported, error) {
+	var out Exported
+	f, err := os.Open(path)
+	if err != nil {
+		return out, fmt.Errorf("undo log: %w", err)
+	}
+	defer f.Close()
+	r, err := NewReader(f)
+	if err != nil {
+		return out, fmt.Errorf("undo log %s: %w", path, err)
+	}
+	out.Header = r.Header()
+	for {
+		_, data, err := r.Next()
+		switch {
+		case errors.Is(err, ErrTorn):
+			out.Torn = true
+			return out, nil
+		case errors.Is(err, io.EOF):
+			return out, nil
+		case err != nil:
+			return out, fmt.Errorf("undo log %s: %w", path, err)
+		}
+		out.Records++
+		out.Bytes += int64(len(data))
+	}
+}
