@@ -11,7 +11,8 @@ import (
 // Cleanup removes what a process that died (or hangs) has left on mountPoint: it aborts the FUSE
 // connections, detaches the loop devices and unmounts. Afterwards the mount point can be used again. When a
 // file system is still mounted from such a loop device, the error is a *hostdev.BusyError for each: that file system is
-// lost, and the loop device goes when it is unmounted. Only mounts made by this package are touched. Bounded.
+// lost, and the loop device goes when it is unmounted. Only mounts made by this
+// package are touched, but also that of a process that still serves it: the caller must know that it is dead. Bounded.
 func Cleanup(mountPoint string) error {
 	mountPoint = filepath.Clean(mountPoint)
 	at, err := hostdev.MountsAt(mountPoint)

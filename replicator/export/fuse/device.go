@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
-	"time"
 
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -32,8 +31,6 @@ const (
 	poolBytesDefault = 64 << 20
 	// fsType is what /proc/self/mountinfo shows as "fuse.hawser".
 	fsType = "hawser"
-	// graceMax is how long Detach waits for openers that come and go by themselves, such as udev's probes.
-	graceMax = 2 * time.Second
 )
 
 // Config says where a device is to appear.
@@ -115,13 +112,13 @@ func Attach(v export.Volume, cfg Config) (_ *Device, err error) {
 	defer func() {
 		if err != nil {
 			d.fs.session.Close()
+			d.closePool()
 		}
 	}()
 	if err := d.serve(cfg, v.Limits()); err != nil {
 		return nil, err
 	}
 	if d.loop, err = attachLoop(d.file, cfg.BlockSize); err != nil {
-		d.abandon()
 		d.teardown()
 		return nil, err
 	}
@@ -365,7 +362,7 @@ func (d *Device) detachLoop(ctx context.Context, force bool) error {
 		}
 		return d.loop.clear(false)
 	}
-	return retryBusy(ctx, func() error {
+	return hostdev.RetryBusy(ctx, func() error {
 		holders, err := hostdev.Holders(d.Path(), d.file)
 		if err != nil {
 			return err
@@ -390,7 +387,7 @@ func (d *Device) unmount(ctx context.Context, force bool) error {
 	if force {
 		return unmountLazily(d.mount)
 	}
-	return retryBusy(ctx, func() error {
+	return hostdev.RetryBusy(ctx, func() error {
 		err := unix.Unmount(d.mount, unix.UMOUNT_NOFOLLOW)
 		switch {
 		case errors.Is(err, unix.EBUSY):
@@ -405,32 +402,19 @@ func (d *Device) unmount(ctx context.Context, force bool) error {
 	})
 }
 
-// retryBusy tries f again for a short while as long as only openers that come and go stand in its way.
-func retryBusy(ctx context.Context, f func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, graceMax)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := f()
-		b, ok := errors.AsType[*hostdev.BusyError](err)
-		if !ok || b.Lasting() {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
 // teardown undoes a half-made Attach.
 func (d *Device) teardown() {
+	d.abandon()
+	if d.connID != 0 {
+		if err := abortConnection(d.connID, d.mount); err != nil {
+			d.log.Warn("FUSE connection not aborted", "err", err)
+		}
+	}
 	if err := unmountLazily(d.mount); err != nil {
 		d.log.Warn("mount left behind", "err", err)
+		return
 	}
-	d.closePool()
+	<-d.served // no user is left, and nothing waits for the volume any more
 }
 
 func (d *Device) closePool() {

@@ -1,12 +1,14 @@
 package hostdev
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -145,4 +147,28 @@ func under(target string, paths []string) bool {
 		}
 	}
 	return false
+}
+
+// grace is how long RetryBusy waits for openers that come and go by themselves, such as udev's probes.
+const grace = 2 * time.Second
+
+// RetryBusy calls f until it succeeds, or fails for good: with another error than a *BusyError, with one that is
+// Lasting, or because ctx or a grace of two seconds has ended.
+func RetryBusy(ctx context.Context, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := f()
+		b, ok := errors.AsType[*BusyError](err)
+		if !ok || b.Lasting() {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
 }

@@ -433,8 +433,11 @@ func (d *Device) detach(ctx context.Context, force bool) error {
 	}
 	unlock := func() {}
 	if !force {
-		var err error
-		if unlock, err = claim(d.Path()); err != nil {
+		err := hostdev.RetryBusy(ctx, func() (err error) {
+			unlock, err = claim(d.Path())
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
