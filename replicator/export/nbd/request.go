@@ -92,7 +92,7 @@ func (r *request) encode(no uint32) {
 	binary.BigEndian.PutUint32(r.head[4:], no)
 	binary.BigEndian.PutUint64(r.head[8:], r.cookie)
 	r.headN = simpleSize
-	r.data = no == eOK && r.cmd == cmdRead
+	r.data = no == eOK && r.cmd == cmdRead && r.Len > 0
 }
 
 // encodeRead writes the single structured chunk that answers a READ.

@@ -124,6 +124,7 @@ type memVolume struct {
 	flushes  atomic.Int32
 	fua      atomic.Int32
 	noHole   atomic.Int32
+	strange  atomic.Int32 // requests the server should not have let through
 	wg       sync.WaitGroup
 }
 
@@ -254,9 +255,11 @@ func (v *memVolume) do(r *export.Request) error {
 		return nil
 	}
 	if r.Off < 0 || r.Len <= 0 || r.Off+r.Len > int64(len(v.data)) {
+		v.strange.Add(1)
 		return errors.New("out of bounds: the server should have seen it")
 	}
 	if r.Buf != nil && int64(len(r.Buf.B)) != r.Len {
+		v.strange.Add(1)
 		return errors.New("buffer has the wrong length")
 	}
 	d := v.data[r.Off : r.Off+r.Len]
