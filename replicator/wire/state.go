@@ -73,7 +73,7 @@ const (
 
 // MakeState builds a state word from its fields.
 func MakeState(role, peer Role, conn Conn, disk, pdsk Disk, bits State) State {
-	return State(role)&3 | State(peer)&3<<2 | State(conn)&31<<4 | State(disk)&15<<9 | State(pdsk)&15<<13 | bits
+	return State(role)&3 | State(peer)&3<<2 | State(conn&connMask)<<4 | State(disk)&15<<9 | State(pdsk)&15<<13 | bits
 }
 
 // Role is the sender's role.
@@ -83,7 +83,7 @@ func (s State) Role() Role { return Role(s & 3) }
 func (s State) Peer() Role { return Role(s >> 2 & 3) }
 
 // Conn is the connection state.
-func (s State) Conn() Conn { return Conn(s >> 4 & 31) }
+func (s State) Conn() Conn { return Conn(s>>4) & connMask }
 
 // Disk is the sender's disk state.
 func (s State) Disk() Disk { return Disk(s >> 9 & 15) }
