@@ -46,6 +46,11 @@ func (c *Client) Sub(path string) *Client {
 	return &Client{http: c.http, base: c.base + strings.Trim(path, "/") + "/", what: c.what}
 }
 
+// RoundTrip implements http.RoundTripper: a request for any host goes to the server's socket.
+func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
+	return c.http.Transport.RoundTrip(r)
+}
+
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
@@ -123,7 +128,7 @@ func (c *Client) Call(ctx context.Context, path string, in, out any) error {
 	defer resp.Body.Close()
 	if out == nil {
 		_, err := io.Copy(io.Discard, io.LimitReader(resp.Body, answerBytesMax))
-		return c.translate(err)
+		return c.Translate(err)
 	}
 	return c.decode(resp.Body, out)
 }
@@ -154,12 +159,12 @@ func (c *Client) Copy(ctx context.Context, path string, query url.Values, w io.W
 	}
 	defer resp.Body.Close()
 	_, err = io.Copy(w, resp.Body)
-	return c.translate(err)
+	return c.Translate(err)
 }
 
 func (c *Client) decode(r io.Reader, out any) error {
 	if err := json.NewDecoder(io.LimitReader(r, answerBytesMax)).Decode(out); err != nil {
-		return c.translate(fmt.Errorf("answer of %s: %w", c.what, err))
+		return c.Translate(fmt.Errorf("answer of %s: %w", c.what, err))
 	}
 	return nil
 }
@@ -181,7 +186,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, c.translate(err)
+		return nil, c.Translate(err)
 	}
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
@@ -189,7 +194,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, requestBytesMax))
 	if err != nil {
-		return nil, c.translate(err)
+		return nil, c.Translate(err)
 	}
 	e := new(Error)
 	if json.Unmarshal(text, e) != nil || e.Code == "" {
@@ -198,9 +203,9 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return nil, e
 }
 
-// translate makes an *Error of a failure of the transport. A server that was not there did nothing; one that was lost
+// Translate makes an *Error of a failure of the transport. A server that was not there did nothing; one that was lost
 // in the middle may have done it.
-func (c *Client) translate(err error) error {
+func (c *Client) Translate(err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -243,7 +248,7 @@ func (c *Client) Events(ctx context.Context, after uint64, each func(Event) erro
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return c.translate(err)
+		return c.Translate(err)
 	}
 	return io.EOF
 }

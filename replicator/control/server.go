@@ -129,7 +129,7 @@ func (s *Server) Open(ctx context.Context, def *Definition) error {
 
 // Down takes the resource down, if it is open, and ends the server's usefulness: Done is closed.
 func (s *Server) Down(ctx context.Context, force bool) error {
-	if res := s.current(); res != nil {
+	if res := s.Resource(); res != nil {
 		if err := res.Down(ctx, force); err != nil {
 			return err
 		}
@@ -169,7 +169,8 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, stop func(), log
 	return err
 }
 
-func (s *Server) current() Resource {
+// Resource gives the open resource, nil: the definition has not come.
+func (s *Server) Resource() Resource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.res
@@ -177,7 +178,7 @@ func (s *Server) current() Resource {
 
 // resource gives the open resource or answers that there is none.
 func (s *Server) resource(w http.ResponseWriter) (Resource, bool) {
-	res := s.current()
+	res := s.Resource()
 	if res == nil {
 		WriteError(w, Errorf(NotRunning, "the replicator waits for its definition").On(s.name, All, ""))
 	}
@@ -301,7 +302,7 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	after, err := lastEventID(r)
+	after, err := LastEventID(r)
 	if err != nil {
 		WriteError(w, err)
 		return
@@ -376,7 +377,8 @@ func ServeEvents(w http.ResponseWriter, r *http.Request, events <-chan Event, fi
 	}
 }
 
-func lastEventID(r *http.Request) (uint64, error) {
+// LastEventID gives the id after which a client wants events, 0: it begins.
+func LastEventID(r *http.Request) (uint64, error) {
 	text := r.URL.Query().Get("after")
 	if text == "" {
 		text = r.Header.Get("Last-Event-ID")
