@@ -86,7 +86,9 @@ type Volume interface {
 type Session interface {
 	// Submit starts the requests of a batch in order and returns without waiting for more than a disk; a batch of
 	// one on an idle volume is run to completion on the caller's goroutine. Every request gets its Done, whatever happens.
+	// The slice is the caller's again when Submit returns. A volume that completes a long batch within Submit kicks
+	// every few requests, so that the client works beside it.
 	Submit(batch []*Request)
-	// Close ends the session after its requests are done; it does not wait.
+	// Close ends the session after its requests are done; it does not wait. No Submit runs then or follows.
 	Close()
 }

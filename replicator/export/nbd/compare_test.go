@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -45,21 +47,26 @@ func TestCompare(t *testing.T) {
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	waitFor(t, "nbdkit's socket", func() bool { _, err := os.Stat(theirs); return err == nil })
 
-	measure := func(sock, rw, bs string, depth int) float64 {
+	measure := func(sock, rw, bs string, depth int) (iops, ios float64) {
 		out := run(t, fio, "--name=c", "--ioengine=nbd", "--uri="+uri(sock, ""), "--rw="+rw, "--bs="+bs,
 			fmt.Sprintf("--iodepth=%d", depth), "--size=512M", "--norandommap", "--time_based",
 			fmt.Sprintf("--runtime=%dms", compareRuntime.Milliseconds()), "--output-format=json")
 		var result struct {
-			Jobs []struct{ Read, Write struct{ Iops float64 } }
+			Jobs []struct {
+				Read, Write struct {
+					Iops  float64
+					Total float64 `json:"total_ios"`
+				}
+			}
 		}
 		if err := json.Unmarshal([]byte(out[max(0, strings.Index(out, "{")):]), &result); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		iops := result.Jobs[0].Read.Iops + result.Jobs[0].Write.Iops
-		if iops == 0 {
+		j := result.Jobs[0]
+		if j.Read.Total+j.Write.Total == 0 {
 			t.Fatalf("fio did nothing: %s", out)
 		}
-		return iops
+		return j.Read.Iops + j.Write.Iops, j.Read.Total + j.Write.Total
 	}
 	for _, cell := range []struct {
 		rw, bs string
@@ -69,17 +76,44 @@ func TestCompare(t *testing.T) {
 		{"read", "1M", 8}, {"write", "1M", 8},
 	} {
 		t.Run(fmt.Sprintf("%s %s depth %d", cell.rw, cell.bs, cell.depth), func(t *testing.T) {
-			var a, b []float64
-			for range *compareRounds {
-				a = append(a, measure(ours, cell.rw, cell.bs, cell.depth))
-				b = append(b, measure(theirs, cell.rw, cell.bs, cell.depth))
+			type side struct{ iops, cpu []float64 }
+			var us, them side
+			one := func(s *side, sock string, pid int) {
+				before := cpuTime(t, pid)
+				iops, ios := measure(sock, cell.rw, cell.bs, cell.depth)
+				s.iops = append(s.iops, iops)
+				s.cpu = append(s.cpu, float64((cpuTime(t, pid)-before).Microseconds())/ios)
 			}
-			slices.Sort(a)
-			slices.Sort(b)
-			m, n := a[len(a)/2], b[len(b)/2]
-			t.Logf("%7.0f (%.0f-%.0f) : %7.0f (%.0f-%.0f) IOPS, ratio %.2f", m, a[0], a[len(a)-1], n, b[0], b[len(b)-1], m/n)
+			for range *compareRounds {
+				one(&us, ours, os.Getpid())
+				one(&them, theirs, cmd.Process.Pid)
+			}
+			for _, l := range [][]float64{us.iops, us.cpu, them.iops, them.cpu} {
+				slices.Sort(l)
+			}
+			m := (*compareRounds - 1) / 2
+			t.Logf("%7.0f : %7.0f IOPS, ratio %.2f; best of each %.2f; CPU %.1f : %.1f us/op", us.iops[m], them.iops[m],
+				us.iops[m]/them.iops[m], us.iops[2*m]/them.iops[2*m], us.cpu[m], them.cpu[m])
 		})
 	}
+}
+
+// cpuTime is what a process has used, in steps of 10 ms.
+func cpuTime(t testing.TB, pid int) time.Duration {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+2:])) // from the third field on
+	var ticks int64
+	for _, s := range f[11:13] {
+		n, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 // waitFor waits for a condition.
