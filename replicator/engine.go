@@ -25,11 +25,12 @@ func (s *sum) bytes() []byte                  { return s.b[:s.n] }
 
 // ioreq is what the replicator knows of a core.Request: it hangs on Request.Tag.
 type ioreq struct {
-	refs int // guarded by Resource.mu: the Request's, and a receiver's while it reads into buf
-	buf  *iobuf.Buf
-	data []byte // the payload in buf, page aligned
-	app  *export.Request
-	kick export.Kicker
+	refs  int // guarded by Resource.mu: the Request's, and a receiver's while it reads into buf
+	buf   *iobuf.Buf
+	data  []byte // the payload in buf, page aligned
+	app   *export.Request
+	kick  export.Kicker
+	split *split // app comes in pieces
 
 	got   sum // the digest that came with a packet in place of data
 	own   sum // of our data, to be sent or compared
@@ -47,6 +48,7 @@ type ioreq struct {
 	thin    bool
 	digest  bool
 	undo    bool
+	onDisk  bool
 	next    *ioreq // in completions
 }
 
@@ -230,9 +232,24 @@ func (r *Resource) exec(t *turn, e *core.Effect) {
 		r.startDisk(t, e.Req)
 	case core.Complete:
 		io := e.Req.Tag.(*ioreq)
-		if a := io.app; a != nil {
-			a.Err = requestError(e.Err)
-			io.app = nil
+		a, err := io.app, e.Err
+		io.app = nil
+		if e.Req.Kind == core.AppWrite && !io.onDisk && io.buf != nil {
+			io.buf.Release() // the Machine may remember the Request for a whole epoch
+			io.buf, io.data = nil, nil
+		}
+		if sp := io.split; sp != nil {
+			io.split = nil
+			if sp.err == nil {
+				sp.err = err
+			}
+			if sp.left--; sp.left > 0 {
+				return
+			}
+			err = sp.err
+		}
+		if a != nil {
+			a.Err = requestError(err)
 			t.done = append(t.done, answer{a, io.kick})
 		}
 	case core.Release:
@@ -346,6 +363,7 @@ func (r *Resource) startDisk(t *turn, req *core.Request) {
 		d.Op = disk.ZeroOut
 	}
 	v.busy++
+	io.onDisk = true
 	t.disk = append(t.disk, io)
 }
 
@@ -384,6 +402,11 @@ func (r *Resource) submit(t *turn) (direct []*ioreq) {
 // prepare gives a read its buffer and sets the rest of the disk request. False: it goes another way.
 func (r *Resource) prepare(io *ioreq) bool {
 	d := &io.disk
+	if io.store == nil { // it was closed under the Machine, because the resource goes down
+		d.Err = disk.ErrClosed
+		io.vol.done.push(io)
+		return false
+	}
 	switch d.Op {
 	case disk.Read, disk.Write:
 		if io.buf == nil {
@@ -417,6 +440,7 @@ func (r *Resource) readBuffer(n int) *iobuf.Buf {
 func (r *Resource) diskDone(at core.Now, io *ioreq) {
 	v, kind := io.vol, io.kind
 	v.busy--
+	io.onDisk = false
 	if err := io.disk.Err; err != nil {
 		v.diskError(io, err)
 	}
@@ -440,7 +464,7 @@ func diskDone(d *disk.Request) {
 
 // finish computes the digests that the Machine or the links want, with no mutex held.
 func (io *ioreq) finish() {
-	if io.disk.Op != disk.Read || io.kind == core.AppRead {
+	if io.disk.Op != disk.Read || io.kind == core.AppRead || io.buf == nil {
 		return
 	}
 	if io.peer < 0 || io.peer >= len(io.vol.r.peers) {

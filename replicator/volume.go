@@ -52,7 +52,17 @@ type volume struct {
 	limits atomic.Pointer[export.Limits]
 }
 
-const maxIO = wire.MaxData // bytes of one read or write of a front end that the Machine sees
+const (
+	maxPiece = wire.MaxData // bytes of a read or write that the Machine sees; longer ones are split
+	maxIO    = 32 << 20     // bytes of a read or write of a front end
+	maxTrim  = 4 << 30      // bytes of a trim or a write of zeroes
+)
+
+// split is a request that the Machine gets in pieces. Guarded by Resource.mu.
+type split struct {
+	left int // pieces
+	err  error
+}
 
 // diskError notes why the disk failed. r.mu is held.
 func (v *volume) diskError(io *ioreq, err error) {
@@ -184,11 +194,27 @@ func (r *Resource) submitOne(t *turn, v *volume, a *export.Request, d wire.Diges
 		t.done = append(t.done, answer{a, a.Kick})
 		return
 	}
+	piece := int64(maxPiece)
+	if a.Op == export.Trim || a.Op == export.WriteZeroes {
+		piece = wire.MaxDiscardOld
+	}
+	if a.Op == export.Flush || a.Len <= piece {
+		r.submitPiece(v, a, kind, nil, 0, a.Len, d, at)
+		return
+	}
+	sp := &split{left: int((a.Len + piece - 1) / piece)}
+	for off := int64(0); off < a.Len; off += piece {
+		r.submitPiece(v, a, kind, sp, off, min(piece, a.Len-off), d, at)
+	}
+}
+
+// submitPiece feeds [off, off+n) of a request. r.mu is held.
+func (r *Resource) submitPiece(v *volume, a *export.Request, kind core.Kind, sp *split, off, n int64, d wire.Digest, at core.Now) {
 	io := r.newIO()
-	io.app, io.kick = a, a.Kick
+	io.app, io.kick, io.split = a, a.Kick, sp
 	if a.Buf != nil && (a.Op == export.Read || a.Op == export.Write) {
 		a.Buf.Retain()
-		io.buf, io.data = a.Buf, a.Buf.B
+		io.buf, io.data = a.Buf, a.Buf.B[off:off+n]
 		if d != nil && a.Op == export.Write {
 			io.integrity(d, io.data)
 		}
@@ -196,7 +222,7 @@ func (r *Resource) submitOne(t *turn, v *volume, a *export.Request, d wire.Diges
 	req := r.m.NewRequest(kind)
 	req.Vol, req.FUA, req.NoUnmap, req.Tag = v.number, a.FUA, a.NoHole, io
 	if a.Op != export.Flush {
-		req.Off, req.Len = a.Off, a.Len
+		req.Off, req.Len = a.Off+off, n
 	}
 	r.m.Submit(at, req)
 }
@@ -218,8 +244,8 @@ func (v *volume) check(a *export.Request) error {
 		return fmt.Errorf("%d bytes at %d, the block size is %d: %w", a.Len, a.Off, unit, export.ErrIO)
 	case (a.Op == export.Read || a.Op == export.Write) && (a.Buf == nil || int64(len(a.Buf.B)) != a.Len || a.Len > maxIO):
 		return fmt.Errorf("%d bytes, at most %d: %w", a.Len, maxIO, export.ErrIO)
-	case (a.Op == export.Trim || a.Op == export.WriteZeroes) && a.Len > wire.MaxDiscard:
-		return fmt.Errorf("%d bytes, at most %d: %w", a.Len, wire.MaxDiscard, export.ErrIO)
+	case (a.Op == export.Trim || a.Op == export.WriteZeroes) && a.Len > maxTrim:
+		return fmt.Errorf("%d bytes, at most %d: %w", a.Len, maxTrim, export.ErrIO)
 	}
 	return nil
 }
