@@ -195,9 +195,9 @@ func (m *managed) restart(ctx context.Context) {
 	if time.Since(m.spawned) > backoffReset {
 		m.restarts = 0
 	}
-	wait := backoffMin << min(m.restarts-1, 10)
-	if m.restarts == 0 {
-		wait = 0
+	var wait time.Duration // the first time at once
+	if m.restarts > 0 {
+		wait = min(backoffMin<<min(m.restarts-1, 10), backoffMax)
 	}
 	m.restarts++
 	m.mu.Unlock()
@@ -208,7 +208,7 @@ func (m *managed) restart(ctx context.Context) {
 		default:
 		}
 	}
-	m.pause(ctx, min(wait, backoffMax))
+	m.pause(ctx, wait)
 	if ctx.Err() != nil {
 		return
 	}
