@@ -27,6 +27,7 @@ func TestKernelNBD(t *testing.T) {
 			t.Errorf("%s is %q, want %q", file, got, want)
 		}
 	}
+	t.Log("write zeroes, longest: ", l.Exec("kn", "cat /sys/block/nbd0/queue/write_zeroes_max_bytes; uname -r"))
 	if !strings.Contains(l.Exec("kn", "cat /run/log1"), "flusher true") {
 		t.Error("a root process of a whole machine may be an I/O flusher, and is not")
 	}

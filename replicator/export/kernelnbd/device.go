@@ -446,12 +446,13 @@ func (d *Device) detach(ctx context.Context, force bool) error {
 	unlock() // an opener, too, keeps the kernel from forgetting the device
 	if err != nil {
 		err = fmt.Errorf("disconnect %s: %w", d.Path(), err)
-	}
-	d.stop()
-	if err == nil {
+	} else {
 		err = d.waitGone(ctx, force)
 	}
-	d.log.Info("device detached", "force", force, "err", err)
+	d.stop() // last: the server may wait for a volume that hangs, the kernel does not any more
+	if err == nil {
+		d.log.Info("device detached", "force", force)
+	}
 	return err
 }
 
