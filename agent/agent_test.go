@@ -217,18 +217,20 @@ func TestReplicatorThatDiedIsStartedAgainAsSecondary(t *testing.T) {
 	n := newNode(t, "n1")
 	_, err := n.up()
 	n.must(err)
-	n.must(n.r0().Do(t.Context(), "primary", control.Args{}))
 	first := n.status().Status.PID
 	notes := make(chan control.Event, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ready := make(chan struct{})
+	ready, promoted := make(chan struct{}), make(chan struct{})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		_ = n.client().Events(ctx, 0, func(e control.Event) error { // it ends with ctx
 			if e.Kind == control.EventStatus {
 				close(ready)
+			}
+			if e.Field == control.FieldRole && e.To == "Primary" {
+				close(promoted)
 			}
 			if e.Name == "restarted" {
 				notes <- e
@@ -237,6 +239,8 @@ func TestReplicatorThatDiedIsStartedAgainAsSecondary(t *testing.T) {
 		})
 	}()
 	<-ready
+	n.must(n.r0().Do(t.Context(), "primary", control.Args{}))
+	<-promoted // the agent has heard of it
 	n.must(syscall.Kill(first, syscall.SIGKILL))
 	e := <-notes
 	if !strings.Contains(e.Text, "signal: killed") || !strings.Contains(e.Text, "was Primary and is started again as Secondary") {

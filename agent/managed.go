@@ -330,9 +330,10 @@ func (m *managed) stop(ctx context.Context, force bool) error {
 	if err := m.want(nil); err != nil { // first: its end must not look like a crash
 		return err
 	}
+	pid, _ := control.Served(m.sock)
 	err := m.client.Down(bounded, force)
 	if err == nil || errors.Is(err, control.NotRunning) || errors.Is(err, control.Unknown) && bounded.Err() == nil {
-		if m.gone(bounded) {
+		if m.gone(bounded, pid) {
 			return nil
 		}
 		err = control.Errorf(control.Unknown, "the replicator does not end within %s", m.a.cfg.Node.Timeout.Down)
@@ -351,12 +352,12 @@ func (m *managed) stop(ctx context.Context, force bool) error {
 	return err
 }
 
-// gone waits for the process to end.
-func (m *managed) gone(ctx context.Context) bool {
+// gone waits for the process to end: it gives up its socket just before.
+func (m *managed) gone(ctx context.Context, pid int) bool {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
-		if _, served := control.Served(m.sock); !served {
+		if _, served := control.Served(m.sock); !served && (pid <= 0 || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)) {
 			return true
 		}
 		select {
@@ -385,7 +386,7 @@ func (m *managed) kill(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.a.cfg.Node.Timeout.Down)
 	defer cancel()
-	if !m.gone(bounded) {
+	if !m.gone(bounded, pid) {
 		return control.Errorf(control.Unknown, "process %d was killed and does not end: it hangs in the kernel", pid).On(m.name, control.All, "")
 	}
 	return nil
