@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-ha/hawser/replicator/export"
 	"github.com/hawser-ha/hawser/replicator/iobuf"
 )
@@ -21,6 +23,9 @@ const (
 	readBuffer     = 64 << 10 // bytes
 	directRead     = 16 << 10 // payloads from here on are read straight into their buffer
 	unixSendBuffer = 1 << 20  // bytes
+	pollMax        = 4        // reads before the reader sleeps in the middle of a request
+	gatherMax      = 16       // a batch of so many is submitted without looking for more
+	gatherTry      = 16       // looks in vain before gathering is given up, and batches until it is tried again
 	batchMax       = 64       // requests in one Submit
 	inflightMax    = 1024     // requests of one connection
 	drainGrace     = 500 * time.Millisecond
@@ -85,6 +90,11 @@ type conn struct {
 	freeBytes  int64
 	writeUntil time.Time
 	handover   chan struct{} // capacity 1
+
+	eager    int // looks of gather still to be had; negative: batches since
+	readFunc func(uintptr) bool
+	readN    int
+	readErr  error
 
 	raw     syscall.RawConn // nil: TLS, or no socket at all
 	rawFunc func(uintptr) bool
@@ -159,14 +169,22 @@ func (c *conn) need(n int) error {
 	if c.w-c.r >= n {
 		return nil
 	}
-	c.submit()
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 	} else if c.r+n > len(c.in) || len(c.in)-c.w < len(c.in)/4 {
 		c.w = copy(c.in, c.in[c.r:c.w])
 		c.r = 0
 	}
+	for c.gather() {
+		if c.w-c.r >= n {
+			return nil
+		}
+	}
+	c.submit()
 	for c.w-c.r < n {
+		if c.w > c.r && c.poll(pollMax) { // clients send header and payload one after the other: do not sleep between
+			continue
+		}
 		k, err := c.read(c.in[c.w:])
 		if err != nil {
 			if err == io.EOF && c.w > c.r {
@@ -177,6 +195,48 @@ func (c *conn) need(n int) error {
 		c.w += k
 	}
 	return nil
+}
+
+// gather looks for more input before a small batch is submitted, as long as that has been worth it lately: a client
+// that sends its requests one by one, but does not wait for the replies, is served in larger batches so.
+func (c *conn) gather() bool {
+	if n := len(c.batch); n == 0 || n >= gatherMax {
+		return false
+	}
+	if c.eager--; c.eager < 0 && c.eager%gatherTry != 0 {
+		return false
+	}
+	if !c.poll(1) {
+		return false
+	}
+	c.eager = gatherTry
+	return true
+}
+
+// poll looks up to tries times for more input without sleeping.
+func (c *conn) poll(tries int) bool {
+	if c.raw == nil {
+		return false
+	}
+	for range tries {
+		if err := c.raw.Read(c.readFunc); err != nil {
+			return false
+		}
+		if c.readN > 0 {
+			c.w += c.readN
+			return true
+		}
+		if c.readErr != unix.EAGAIN {
+			return false
+		}
+	}
+	return false
+}
+
+// rawRead is the system call of poll, in the shape syscall.RawConn asks for.
+func (c *conn) rawRead(fd uintptr) bool {
+	c.readN, c.readErr = unix.Read(int(fd), c.in[c.w:])
+	return true
 }
 
 // readFull fills p, first from the buffer.
