@@ -310,7 +310,7 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 	io := e.Req.Tag.(*ioreq)
 	switch e.Pkt.Cmd {
 	case wire.Data, wire.DataReply, wire.RSDataReply:
-		data := io.data[:n]
+		data := io.data[:e.Pkt.Size]
 		var digest []byte
 		if p.integ != nil {
 			digest = io.integrity(p.integ, data)

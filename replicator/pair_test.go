@@ -3,12 +3,12 @@ package replicator
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"sync"
 	"testing"
 	"time"
@@ -119,6 +119,7 @@ func (n *node) stop(t testing.TB) {
 			close(n.ended)
 		}
 	case <-time.After(20 * time.Second):
+		_ = pprof.Lookup("goroutine").WriteTo(t.Output(), 2)
 		t.Fatalf("node %s does not end", n.def.Node)
 	}
 }
@@ -327,5 +328,3 @@ func TestFailoverReconnectResync(t *testing.T) {
 	c.expect(5<<20, fill(0xaa, 4096))
 	c.expect(6<<20, fill(0xbb, 4096))
 }
-
-var _ = fmt.Sprint

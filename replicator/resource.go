@@ -385,6 +385,11 @@ func (r *Resource) note(e *core.Effect) {
 		vol = control.All
 	}
 	r.hub.Publish(control.Event{Kind: control.EventNote, Resource: r.name, Volume: vol, Peer: r.peerName(e.Peer), Name: e.Note, Text: text})
+	w := r.m.View()
+	for _, ev := range r.sample(&w, now()) { // now: a short resync is over before anybody looks again
+		ev.Resource = r.name
+		r.hub.Publish(ev)
+	}
 	r.status.dirty()
 }
 

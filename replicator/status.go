@@ -356,6 +356,9 @@ func (r *Resource) sample(w *core.View, at core.Now) (events []control.Event) {
 			m := r.status.syncs[key]
 			e := control.Event{Kind: control.EventSync, Volume: v.Number, Peer: w.Peers[i].Name}
 			if m != nil && m.running && (kind == "" || kind != m.progress.Kind) {
+				if l.Total == m.progress.Total {
+					m.update(l, at)
+				}
 				m.running = false
 				m.progress.Ended, m.progress.ETA = time.Now(), 0
 				e.Text = "aborted"
