@@ -165,7 +165,9 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, stop func(), log
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = srv.Close()
 	}
-	<-ended // http.ErrServerClosed
+	if e := <-ended; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
 	return err
 }
 

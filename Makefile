@@ -1,0 +1,87 @@
+# hawser: `make demo` shows it, `make test` proves it, `make help` lists the rest.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+GO      ?= go
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+LINT    := bin/golangci-lint
+LINT_VERSION := v2.15.0
+
+# Everything that demo, tests and benchmarks call beside Go. The only list.
+DEBS := e2fsprogs xfsprogs drbd-utils fio nbdkit libnbd-bin python3-libnbd qemu-utils bonnie++ jq shellcheck \
+        iproute2 util-linux zstd
+
+FUZZTIME ?= 10s
+# Two cores are what a small machine has; a package with real processes wants room.
+TESTFLAGS ?= -p 2 -timeout 20m
+
+.PHONY: help build install demo test check bench deps fmt fuzz lint shell clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 12
+
+build: ## bin/hawser, one static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/hawser ./cmd/hawser
+
+install: build ## program, units, completion, sample configuration
+	install -D -m 755 bin/hawser $(DESTDIR)$(PREFIX)/sbin/hawser
+	install -d $(DESTDIR)/etc/hawser/resources.d
+	test -e $(DESTDIR)/etc/hawser/hawser.yaml || install -m 644 etc/hawser.yaml $(DESTDIR)/etc/hawser/hawser.yaml
+	install -D -m 644 etc/r0.yaml $(DESTDIR)$(PREFIX)/share/doc/hawser/r0.yaml
+	for u in hawser-agent.service hawser-resources.service; do \
+		sed 's|/usr/local/sbin|$(PREFIX)/sbin|' etc/systemd/$$u >bin/$$u && \
+		install -D -m 644 bin/$$u $(DESTDIR)/lib/systemd/system/$$u || exit 1; done
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/man/man8
+	bin/hawser completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/hawser
+	bin/hawser man >$(DESTDIR)$(PREFIX)/share/man/man8/hawser.8
+
+demo: build ## a replicated volume, written, killed, failed over and verified
+	$(GO) build -o bin/demo ./test/demo
+	bin/demo --hawser bin/hawser $(DEMOFLAGS)
+
+test: deps build ## everything that must hold: vet, all tests with the race detector, shell tests, the demo
+	$(GO) vet ./...
+	$(GO) test -race $(TESTFLAGS) ./...
+	@for t in $$(find test ocf -name '*_test.sh' 2>/dev/null); do echo "$$t"; sh "$$t" || exit 1; done
+	$(GO) build -o bin/demo ./test/demo
+	bin/demo --hawser bin/hawser $(DEMOFLAGS)
+
+check: lint shell ## formatting, vet, linters, shell scripts
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run: make fmt"; exit 1; }
+	$(GO) vet ./...
+
+lint: $(LINT)
+	$(LINT) run ./...
+
+$(LINT):
+	@mkdir -p bin
+	@if [ -x "$$($(GO) env GOPATH)/bin/golangci-lint" ]; then ln -sf "$$($(GO) env GOPATH)/bin/golangci-lint" $(LINT); \
+	else GOBIN=$(CURDIR)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION); fi
+
+shell:
+	@git ls-files | while read -r f; do case $$(head -c 64 "$$f" | head -n 1) in '#!/bin/sh'*|'#!/usr/bin/env sh'*) echo "$$f";; esac; done | \
+		xargs -r shellcheck -s sh
+
+bench: deps build ## speed beside other programs, as ratios (docs/performance.md)
+	@if [ -x test/bench/run ]; then test/bench/run; else $(GO) test -run '^$$' -bench . -benchmem ./replicator/...; fi
+
+fuzz: ## every fuzz target for FUZZTIME
+	@for p in $$($(GO) list ./...); do \
+		for f in $$($(GO) test -list '^Fuzz' "$$p" 2>/dev/null | grep '^Fuzz'); do \
+			echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) "$$p" || exit 1; done; done
+
+fmt: ## gofmt
+	gofmt -w $$(git ls-files '*.go')
+
+deps: ## the programs that tests call, by apt, if any is missing
+	@missing=$$(for p in $(DEBS); do dpkg-query -W -f '$${db:Status-Status}' "$$p" 2>/dev/null | grep -qx installed || echo "$$p"; done); \
+	[ -z "$$missing" ] || { \
+		command -v apt-get >/dev/null || { echo "install these programs: $$missing"; exit 1; }; \
+		if [ "$$(id -u)" -eq 0 ]; then su=; elif command -v sudo >/dev/null; then su=sudo; else echo "as root: apt-get install $$missing"; exit 1; fi; \
+		echo "installing: "$$missing; \
+		$$su env DEBIAN_FRONTEND=noninteractive sh -c "apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends $$(echo $$missing) || \
+			{ apt-get -q -o DPkg::Lock::Timeout=600 update && apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends $$(echo $$missing); }"; }
+
+clean: ## what make has made
+	rm -rf bin dist
