@@ -127,7 +127,7 @@ func (r *Resource) openStores(d *control.VolumeDef) (o *opened, dev meta.Device,
 			err = errors.Join(err, o.close())
 		}
 	}()
-	if o.store, err = disk.Open(r.log.With("volume", d.Number), diskOptions(d, d.Disk)); err != nil {
+	if o.store, err = r.opts.OpenDisk(r.log.With("volume", d.Number), diskOptions(d, d.Disk)); err != nil {
 		return o, nil, err
 	}
 	switch metaKindOf(d) {
@@ -141,7 +141,7 @@ func (r *Resource) openStores(d *control.VolumeDef) (o *opened, dev meta.Device,
 		o.mdStore = a
 		return o, &alignedArea{a}, nil
 	}
-	md, err := disk.Open(r.log.With("volume", d.Number), diskOptions(d, d.MetaDisk))
+	md, err := r.opts.OpenDisk(r.log.With("volume", d.Number), diskOptions(d, d.MetaDisk))
 	if err != nil {
 		return o, nil, fmt.Errorf("metadata: %w", err)
 	}

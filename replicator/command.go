@@ -214,6 +214,9 @@ func (r *Resource) attach(ctx context.Context, v *volume) error {
 		v.bitmaps, v.slots = o.info.Bitmaps, o.slots
 		v.flushes = d.Opts.DiskFlushes
 		sb := o.md.Super()
+		if v.sb = sb; v.sb.NodeID < 0 {
+			v.sb.NodeID = int32(def.NodeID)
+		}
 		v.stripes, v.stripe4k, v.alSlots = int(sb.ALStripes), int(sb.ALStripeSize4k), o.info.ALSlots
 		v.lastErr, v.deviceUUID = nil, sb.DeviceUUID
 		v.retune(d.Opts)
@@ -415,6 +418,10 @@ func (r *Resource) resize(ctx context.Context, v *volume, size int64, assumeClea
 			if err := md.Move(now); err != nil {
 				return diskError(err)
 			}
+			moved := md.Super()
+			r.mu.Lock()
+			v.sb.MDSize, v.sb.ALOffset, v.sb.BMOffset = moved.MDSize, moved.ALOffset, moved.BMOffset
+			r.mu.Unlock()
 		}
 		capacity = min(md.Layout().Capacity*512, now)
 	}

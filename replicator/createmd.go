@@ -18,7 +18,7 @@ import (
 // made, sparse, of the size in the definition. Without o.Force it refuses a disk that holds metadata, a file system or
 // anything else it knows.
 func CreateMD(log *slog.Logger, def *control.Definition, o control.CreateMDOptions) ([]control.CreateMDResult, error) {
-	r := &Resource{log: log, name: def.Name}
+	r := &Resource{log: log, name: def.Name, opts: Options{OpenDisk: disk.Open}}
 	var out []control.CreateMDResult
 	for i := range def.Volumes {
 		d := &def.Volumes[i]

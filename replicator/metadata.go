@@ -221,9 +221,10 @@ func (op *metaOp) closeDisk(v *volume) {
 	}
 }
 
-// superblock is what the Machine wants to keep, put into the volume's superblock. r.mu is held.
+// superblock is what the Machine wants to keep, put into a copy of the volume's superblock: asking the store for its own would
+// wait for a write under way. r.mu is held.
 func (v *volume) superblock(s *core.Super) meta.Super {
-	sb := v.md.Super()
+	sb := v.sb
 	sb.EffectiveSize = uint64(s.Size / meta.SectorSize)
 	sb.Current = s.Current
 	sb.History[0], sb.History[1] = s.History[0], s.History[1]
@@ -260,5 +261,6 @@ func (v *volume) superblock(s *core.Super) meta.Super {
 		set(&e.Flags, meta.PeerFullSync, f.FullSync)
 		e.Flags |= meta.PeerSeen
 	}
+	v.sb = sb
 	return sb
 }

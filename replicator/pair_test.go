@@ -94,8 +94,12 @@ func createMD(t testing.TB, def *control.Definition) {
 // start runs a node and attaches its disk.
 func start(t testing.TB, def control.Definition) *node {
 	t.Helper()
-	dir := filepath.Dir(def.Volumes[0].Disk)
-	r, err := New(testLog(t, def.Node), def, Options{DeviceDir: filepath.Join(dir, "dev"), RunDir: filepath.Join(dir, "run")})
+	return startWith(t, def, nil)
+}
+
+func startOpts(t testing.TB, def control.Definition, o Options) *node {
+	t.Helper()
+	r, err := New(testLog(t, def.Node), def, o)
 	if err != nil {
 		t.Fatal(err)
 	}

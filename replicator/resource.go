@@ -15,6 +15,7 @@ import (
 	"github.com/hawser-ha/hawser/replicator/bitmap"
 	"github.com/hawser-ha/hawser/replicator/control"
 	"github.com/hawser-ha/hawser/replicator/core"
+	"github.com/hawser-ha/hawser/replicator/disk"
 	"github.com/hawser-ha/hawser/replicator/iobuf"
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
@@ -38,6 +39,9 @@ type Options struct {
 	Memory    int64         // bytes of payload of front ends; 0 is 256 MiB
 	TLS       *tls.Config   // for the links to the peers; nil: plain TCP
 	Rand      func() uint64 // new generation identifiers; nil: the kernel's random numbers
+
+	// OpenDisk opens disks and meta disks; nil is disk.Open. Tests put faults in between.
+	OpenDisk func(log *slog.Logger, o disk.Options) (disk.Store, error)
 }
 
 // Resource is one resource on this node. All methods are safe for concurrent use.
@@ -89,6 +93,9 @@ func New(log *slog.Logger, def control.Definition, opts Options) (*Resource, err
 	}
 	if opts.Memory <= 0 {
 		opts.Memory = frontMemory
+	}
+	if opts.OpenDisk == nil {
+		opts.OpenDisk = disk.Open
 	}
 	if opts.Rand == nil {
 		opts.Rand = randomUUID

@@ -44,7 +44,8 @@ type volume struct {
 	undoPeer    int // who wins
 	sessions    map[*session]struct{}
 	bmWrites    int64
-	diskClosing bool // its end is queued
+	diskClosing bool       // its end is queued
+	sb          meta.Super // as last handed to be written
 	deviceUUID  uint64
 	lastErr     error
 
