@@ -258,7 +258,12 @@ func eventsCommand() *cobra.Command {
 a status of each. --after ID goes on after an event seen before, across restarts of
 this command; when what followed it is no longer known, an event says so (lost) and
 a status comes in its place.`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("%s: one resource, or none for all", cmd.CommandPath())
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := dial(cmd)
 			if err != nil {
@@ -376,7 +381,7 @@ func summary(s *control.Status) string {
 		parts = append(parts, fmt.Sprintf("volume %d %s", v.Number, v.DiskState))
 	}
 	for _, p := range s.Peers {
-		parts = append(parts, fmt.Sprintf("%s %s %s", p.Name, p.Connection, p.Role))
+		parts = append(parts, strings.TrimSpace(p.Name+" "+p.Connection+" "+p.Role))
 	}
 	return s.Role + ", " + strings.Join(parts, ", ")
 }

@@ -111,13 +111,22 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       versionString(),
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			e := control.Errorf(control.Usage, "there is no command %q", args[0])
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				return e.WithHint("hawser " + near[0])
+			}
+			return e.WithHint("hawser --help")
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return control.Errorf(control.Usage, "%s: %w", cmd.CommandPath(), err).WithHint(cmd.CommandPath() + " --help")
 	})
-	root.CompletionOptions.HiddenDefaultCmd = false
+	root.SuggestionsMinimumDistance = 2
 	root.AddGroup(&cobra.Group{ID: groupLife, Title: "Bring up and down:"}, &cobra.Group{ID: groupUse, Title: "Use:"},
 		&cobra.Group{ID: groupData, Title: "Repair and check the data:"}, &cobra.Group{ID: groupLook, Title: "Look:"},
 		&cobra.Group{ID: groupDaemon, Title: "Daemons:"})
@@ -126,7 +135,7 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 	root.AddCommand(useCommands()...)
 	root.AddCommand(dataCommands()...)
 	root.AddCommand(lookCommands()...)
-	root.AddCommand(agentCommand(), replicatorCommand())
+	root.AddCommand(agentCommand(), replicatorCommand(), manCommand())
 	return root
 }
 

@@ -60,14 +60,16 @@ func (f *fileSystem) leave(h *host) error {
 	return f.command("umount", filepath.Join(h.dir, "mnt"))
 }
 
+// prepare makes the file system.
+func (f *fileSystem) prepare(h *host) error {
+	if err := f.command("mkfs.ext4", "-q", "-F", h.device()); err != nil {
+		return err
+	}
+	return f.mount(h)
+}
+
 // fill copies Go's source tree, or as much of it as fits.
 func (f *fileSystem) fill(h *host) (total int64, what string, err error) {
-	if err := f.command("mkfs.ext4", "-q", "-F", h.device()); err != nil {
-		return 0, "", err
-	}
-	if err := f.mount(h); err != nil {
-		return 0, "", err
-	}
 	out, err := exec.CommandContext(f.c.ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
 		return 0, "", fmt.Errorf("go env GOROOT: %w", err)

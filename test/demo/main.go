@@ -57,6 +57,8 @@ func demo(ctx context.Context, hawser, sizeText string, keep bool) (err error) {
 
 // volume is how the demo uses the device: a file system as root, raw blocks through NBD otherwise.
 type volume interface {
+	// prepare makes the volume usable.
+	prepare(h *host) error
 	// fill writes the data set on the Primary and gives its bytes and a description.
 	fill(h *host) (int64, string, error)
 	// write goes on writing, each piece durable before it counts, until the node dies or stop is closed.
@@ -114,6 +116,9 @@ func (s *story) tell() error {
 		return fmt.Errorf("the witness does not know what it is: %q, %w", out, err)
 	}
 
+	if err := v.prepare(n1); err != nil {
+		return err
+	}
 	before, err := sent(c, n1, n2)
 	if err != nil {
 		return err

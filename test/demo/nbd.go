@@ -176,6 +176,8 @@ func (b *blocks) put(n *nbdConn, place int64) error {
 
 func (b *blocks) dial(h *host) (*nbdConn, error) { return dialNBD(h.nbd(), resource+"/0") }
 
+func (b *blocks) prepare(*host) error { return nil }
+
 func (b *blocks) fill(h *host) (int64, string, error) {
 	n, err := b.dial(h)
 	if err != nil {
