@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,7 @@ import (
 type mdDevice struct {
 	disk.Store
 	noFlush bool // md-flushes no
+	reqs    sync.Pool
 	dirty   bool // guarded by the meta.Store's mutexes in what matters: a Sync too many is harmless
 }
 
@@ -29,9 +31,20 @@ func (d *mdDevice) WriteAt(p []byte, off int64) (int, error) {
 		d.dirty = true
 		return d.Store.WriteAt(p, off)
 	}
-	r := disk.Request{Op: disk.Write, FUA: true, Off: off, Len: int64(len(p)), Buf: p}
-	if d.Do(&r); r.Err != nil {
-		return 0, r.Err
+	r, _ := d.reqs.Get().(*disk.Request)
+	if r == nil {
+		r = &disk.Request{}
+	}
+	r.Op, r.FUA, r.Off, r.Len, r.Buf = disk.Write, true, off, int64(len(p)), p
+	d.Do(r)
+	err := r.Err
+	if errors.Is(err, disk.ErrTimeout) {
+		return 0, err // the store may still look at the request
+	}
+	*r = disk.Request{}
+	d.reqs.Put(r)
+	if err != nil {
+		return 0, err
 	}
 	return len(p), nil
 }

@@ -1,6 +1,7 @@
 package replicator
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/hawser-ha/hawser/replicator/control"
@@ -97,6 +98,33 @@ func BenchmarkReplicated(b *testing.B) {
 		b.Run(proto, func(b *testing.B) {
 			a, _ := upPair(b, func(n *control.NetOpts) { n.Protocol = proto })
 			benchmark(b, a.open(b))
+		})
+	}
+}
+
+// BenchmarkActivityLog writes at random over far more than the activity log covers: nearly every write waits for a transaction.
+func BenchmarkActivityLog(b *testing.B) {
+	def := definition(b.TempDir(), "a", 0)
+	def.Volumes[0].Size = 4 << 30
+	def.Volumes[0].Opts.ALExtents = 67
+	createMD(b, &def)
+	a := start(b, def)
+	must(b, a.Up(ctxFor(b)))
+	must(b, a.Promote(ctxFor(b), true))
+	c := a.open(b)
+	for _, depth := range []int{1, 32} {
+		b.Run(fmt.Sprintf("depth%d", depth), func(b *testing.B) {
+			w := newWindow(c, export.Write, depth, 4096)
+			w.run(b, 500, 4<<30-64<<20)
+			before := a.Status().Volumes[0].ALWrites
+			b.ReportAllocs()
+			b.ResetTimer()
+			w.run(b, b.N, 4<<30-64<<20)
+			b.StopTimer()
+			b.ReportMetric(float64(a.Status().Volumes[0].ALWrites-before)/float64(b.N), "transactions/op")
+			for range depth {
+				(<-w.free).Buf.Release()
+			}
 		})
 	}
 }
