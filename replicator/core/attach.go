@@ -190,6 +190,10 @@ func (m *Machine) detachNow(v *volume, why error) {
 			m.sendState(l)
 		}
 	}
+	for _, p := range m.peers { // theirs are the only copies now: let them be stable
+		m.closeEpoch(p)
+		m.sendBarrier(p)
+	}
 	m.alDrop(v)
 	if why != nil {
 		for _, w := range keep {

@@ -163,15 +163,27 @@ func (m *Machine) Packet(now Now, peer int, pkt *wire.Packet, tag any, data []by
 	if !p.up {
 		return false, nil // what is still in the buffers of a dead link
 	}
+	if p.gate && !onMeta(pkt.Cmd) {
+		p.hold(pkt, tag, data)
+		return true, nil
+	}
+	return m.packet(p, pkt, tag, data)
+}
+
+func (m *Machine) packet(p *peer, pkt *wire.Packet, tag any, data []byte) (keep bool, err error) {
 	switch pkt.Cmd {
 	case wire.Data, wire.Trim, wire.Zeroes, wire.Barrier:
 		if !p.ready() {
 			return false, errors.New("write before the parameters were exchanged")
 		}
-		return m.dataPacket(p, pkt, tag)
+		if pkt.Cmd == wire.Barrier {
+			return false, m.barrier(p, pkt.Barrier)
+		}
+		return m.peerWrite(p, pkt, tag)
 	case wire.BarrierAck:
 		return false, m.barrierAck(p, pkt.Barrier, pkt.SetSize)
 	case wire.Ping:
+		m.mayEnd(p)
 		m.send(p, -1, wire.PingAck)
 		return false, nil
 	case wire.PingAck:
@@ -199,7 +211,7 @@ func (m *Machine) Packet(now Now, peer int, pkt *wire.Packet, tag any, data []by
 		}
 		return false, errors.New("packet for an unknown volume")
 	}
-	return m.volumePacket(v.pv[peer], pkt, tag, data)
+	return m.volumePacket(v.pv[p.idx], pkt, tag, data)
 }
 
 // ready says whether the parameters were exchanged; a peer that says goodbye may still send.
@@ -338,6 +350,7 @@ func (m *Machine) uuids(l *link, b *wire.UUIDsBody) error {
 			l.bm.ClearAll()
 			v.disk, l.disk = wire.UpToDate, wire.UpToDate
 			m.writeSuper(v, false, true, false, nil)
+			m.sendState(l)
 			m.event(v.num, l.p.idx, "initial sync skipped", nil)
 		}
 		return nil
@@ -408,7 +421,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 		r := p.tlHead
 		pt := &r.parts[p.idx]
 		m.tlPop(p)
-		pt.ok = false // it may have it, but is out of reach
+		pt.ok, pt.same = false, false // it may have it, but is out of reach
 		m.partOver(r, pt)
 	}
 	p.unacked, p.epochCount, p.flushNext = p.unacked[:0], 0, false
@@ -467,6 +480,15 @@ func (m *Machine) linkGone(l *link) {
 		}
 	}
 	l.seqWait = nil
+	if l.rs.mayBeDone && (l.conn == wire.SyncSource || l.conn == wire.PausedSyncS) {
+		// The target has the answer to its last ping, so it may be UpToDate, and even be promoted. Then our generation is
+		// its as well, and what is written here from now on must be another one.
+		s := v.set(l.p.idx)
+		s.SourceDone()
+		v.setUUIDs(l.p.idx, s)
+		was, l.disk = wire.UpToDate, wire.UpToDate
+		m.writeSuper(v, false, true, false, nil)
+	}
 	m.stopSync(l)
 	l.uuids = nil
 	l.conn = l.p.state
@@ -486,7 +508,7 @@ func (m *Machine) contactLost(v *volume, l *link, was wire.Disk) {
 	if v.disk != wire.UpToDate || was != wire.Inconsistent && was != wire.Consistent && was != wire.UpToDate {
 		return
 	}
-	if l.disk >= wire.Inconsistent && l.disk != wire.DUnknown && l.disk != wire.Outdated {
+	if l.disk >= wire.Inconsistent && l.disk != wire.DUnknown && (l.disk != wire.Outdated || l.conn > wire.Connected) {
 		return
 	}
 	if m.role != wire.Primary && !m.otherPrimary(v) {

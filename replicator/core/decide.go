@@ -38,7 +38,12 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 			m.sourceDone(l)
 			return nil
 		}
-		return nil // the rest of the acknowledgements is not here yet; or the end is not ours
+		l.rs.peerDone = true
+		return nil
+	}
+	if (l.conn == wire.SyncSource || l.conn == wire.PausedSyncS) && pdsk == wire.Inconsistent && s.Conn() == wire.Connected && l.rs.failed > 0 {
+		m.sourceDone(l) // the target gave up on blocks that cannot be read here
+		return nil
 	}
 	if l.conn == wire.VerifyT && s.Conn() == wire.Connected {
 		m.verifyDone(l)
@@ -52,7 +57,7 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 		(v.disk == wire.Negotiating || s.Disk() == wire.Negotiating || was < wire.Inconsistent && pdsk >= wire.Inconsistent)
 	forced := l.conn == wire.Connected && v.disk == wire.Inconsistent && was == wire.Inconsistent && pdsk == wire.UpToDate && s.Role() == wire.Primary
 	starts := l.conn == wire.Connected && s.Conn() >= wire.StartingSyncS && s.Conn() <= wire.WFBitMapT
-	if (attach || forced || starts) && v.disk >= wire.Negotiating && s.Disk() >= wire.Negotiating && l.uuids != nil {
+	if !l.starting && (attach || forced || starts) && v.disk >= wire.Negotiating && s.Disk() >= wire.Negotiating && l.uuids != nil {
 		answer := v.disk != wire.Negotiating && s.Disk() == wire.Negotiating
 		l.disk = pdsk
 		if answer {
@@ -211,7 +216,9 @@ func (m *Machine) decide(l *link) error {
 	}
 	l.undo = target && split
 	p.discard = p.discard && !target
+	l.gotPeerBitmap, l.bmPos, l.bmSent = false, 0, false
 	if r == genid.SourceFull || r == genid.TargetFull {
+		l.starting = true
 		m.setAllBits(l, func() { m.startBitmap(l, target, r) })
 		return nil
 	}
@@ -248,8 +255,7 @@ func (m *Machine) startBitmap(l *link, target bool, r genid.Result) {
 	if attaching {
 		m.leaveNegotiating(v)
 	}
-	l.negotiating = false
-	l.gotPeerBitmap, l.bmPos, l.bmSent = false, 0, false
+	l.negotiating, l.starting = false, false
 	switch {
 	case r == genid.Equal:
 		m.setConn(l, wire.Connected)
@@ -263,8 +269,11 @@ func (m *Machine) startBitmap(l *link, target bool, r genid.Result) {
 		m.sendUUIDs(l)
 	}
 	m.sendState(l)
-	if l.conn == wire.WFBitMapS {
+	switch {
+	case l.conn == wire.WFBitMapS:
 		m.sendBitmap(l)
+	case l.conn == wire.WFBitMapT && l.gotPeerBitmap: // the source was faster
+		m.bitmapMerged(l)
 	}
 	m.dataBack()
 	if attaching {

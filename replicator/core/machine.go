@@ -142,8 +142,9 @@ type rcvEpoch struct {
 }
 
 type queued struct {
-	pkt wire.Packet
-	tag any
+	pkt  wire.Packet
+	tag  any
+	data []byte
 }
 
 // link is one volume towards one peer.
@@ -166,6 +167,7 @@ type link struct {
 	seqSince Now
 
 	rs            resync
+	starting      bool // the decision is made, its bitmap exchange begins when FULL_SYNC is durable
 	gotPeerBitmap bool
 	bmPos         int64 // position in the peer's bitmap
 	bmSent        bool
@@ -265,7 +267,7 @@ func (m *Machine) writeSuper(v *volume, flush, bits, held bool, then func(error)
 	s.Bitmap = slices.Clone(s.Bitmap)
 	s.Peers = slices.Clone(s.Peers)
 	e := m.emit(WriteSuper, v.num, -1)
-	e.Super, e.Token, e.Flush, e.Bitmap = &s, v.token, flush, bits
+	e.Super, e.Token, e.Flush, e.Bitmap = &s, v.token, flush || bits, bits // a cleared bit is not durable before its block
 	v.waits = append(v.waits, superWait{token: v.token, held: held, then: then})
 }
 

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/hawser-ha/hawser/replicator/wire"
@@ -8,28 +9,28 @@ import (
 
 var errBadWrite = errors.New("write of a size or place that cannot be")
 
-// dataPacket handles the packets of the data socket that are kept in order with writes: they wait while a drain is under way.
-func (m *Machine) dataPacket(p *peer, pkt *wire.Packet, tag any) (keep bool, err error) {
-	if p.gate {
-		p.inq = append(p.inq, queued{*pkt, tag})
-		return true, nil
+// hold queues the packets of the data socket while a drain is under way: they stay in order with the writes.
+func (p *peer) hold(pkt *wire.Packet, tag any, data []byte) {
+	p.inq = append(p.inq, queued{*pkt, tag, bytes.Clone(data)})
+}
+
+// onMeta says whether a packet travels on the meta socket, where nothing waits.
+func onMeta(c wire.Command) bool {
+	switch c {
+	case wire.Ping, wire.PingAck, wire.RecvAck, wire.WriteAck, wire.RSWriteAck, wire.Superseded, wire.NegAck, wire.NegDReply, wire.NegRSDReply,
+		wire.BarrierAck, wire.StateChgReply, wire.OVResult, wire.RSIsInSync, wire.RSCancel, wire.ConnStChgReply, wire.RetryWrite:
+		return true
 	}
-	switch pkt.Cmd {
-	case wire.Barrier:
-		return false, m.barrier(p, pkt.Barrier)
-	case wire.Data, wire.Trim, wire.Zeroes:
-		return m.peerWrite(p, pkt, tag)
-	}
-	return false, errors.New("not a packet of the data stream")
+	return false
 }
 
 // ungate goes on with the packets that waited for a drain.
 func (m *Machine) ungate(p *peer) {
 	p.gate = false
-	for len(p.inq) > 0 && !p.gate {
+	for len(p.inq) > 0 && !p.gate && p.up {
 		q := p.inq[0]
 		p.inq = p.inq[1:]
-		keep, err := m.dataPacket(p, &q.pkt, q.tag)
+		keep, err := m.packet(p, &q.pkt, q.tag, q.data)
 		if !keep && q.tag != nil {
 			m.dropTag(p, q.tag)
 		}
@@ -156,7 +157,7 @@ func (m *Machine) peerWrite(p *peer, pkt *wire.Packet, tag any) (keep bool, err 
 		if len(l.seqWait) == 0 {
 			l.seqSince = m.now
 		}
-		l.seqWait = append(l.seqWait, queued{*pkt, tag})
+		l.seqWait = append(l.seqWait, queued{*pkt, tag, nil})
 		return true, nil
 	}
 	e := p.current()
@@ -180,6 +181,10 @@ func (m *Machine) peerWrite(p *peer, pkt *wire.Packet, tag any) (keep bool, err 
 		r.Op = OpWrite
 	}
 	p.rcvdBytes += length
+	if l.disk < wire.Inconsistent {
+		r.diskless = true
+		l.dirty(off, length)
+	}
 	e.total++
 	e.pending++
 	r.repoch = p.rbase + uint32(len(p.repoch)) - 1
@@ -201,7 +206,7 @@ func (m *Machine) drainFor(p *peer, pkt *wire.Packet, tag any) {
 	q.Flags &^= wire.FlagFlush
 	p.gate = true
 	p.drain = true
-	p.inq = append([]queued{{q, tag}}, p.inq...)
+	p.inq = append([]queued{{q, tag, nil}}, p.inq...)
 	m.drained(p)
 }
 
@@ -258,16 +263,14 @@ func (m *Machine) seqArrived(l *link) error {
 // beginPeerWrite: no write in flight overlaps it.
 func (m *Machine) beginPeerWrite(r *Request) {
 	v := r.v
-	l := v.pv[r.Peer]
 	if v.disk < wire.Inconsistent {
 		r.localErr = ErrNoDisk
 		m.ackWrite(r, wire.NegAck)
 		m.peerWriteOver(r)
 		return
 	}
-	if l.disk < wire.Inconsistent {
+	if r.diskless {
 		// The peer writes without a disk: ours is the only log of what is in flight (10.6).
-		l.dirty(r.Off, r.Len)
 		if !m.alBegin(r) {
 			return
 		}

@@ -30,6 +30,7 @@ type part struct {
 	want  wire.Command // RecvAck, WriteAck or, for protocol A, 0
 	ok    bool         // the peer has it (WriteAck, RecvAck or barrier)
 	neg   bool         // the peer failed to write it
+	same  bool         // the peer holds the block in sync as soon as our disk has the write
 	epoch uint32
 	sent  Now
 	next  *Request // in the peer's transfer log
@@ -60,6 +61,7 @@ type reqState struct {
 	remoteErr bool
 	linkGen   uint32 // life of the link it came over
 	cancelled bool   // its resync is over
+	diskless  bool   // PeerWrite of a peer that has no disk
 	arrived   uint64 // place among the requests of the volume
 	armed     bool   // SyncWrite, VerifyCheck: the peer's reply is here
 	armedAt   uint64

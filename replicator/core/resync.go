@@ -14,21 +14,27 @@ const syncExtent = 16 << 20
 // tickEvery is the period of the resync controller.
 const tickEvery = Now(100e6)
 
+// syncRetriesMax is how often blocks are asked for again that the source could not read.
+const syncRetriesMax = 5
+
 // resync is a running resync or verify of one volume with one peer.
 type resync struct {
-	ctl      *pace.Controller
-	started  Now
-	total    int64 // bits to do at the start
-	failed   int64 // bits that could not be copied
-	cursor   int64 // next bit to look at
-	inFlight int64 // sectors requested
-	in       int64 // sectors arrived in this tick
-	budget   int64 // sectors that may be requested before the next tick
-	nextTick Now
-	ending   bool  // the fence before the end is out, or the superblock is being written
-	same     int64 // bits found equal by checksum
-	moved    int64 // bytes received or sent
-	reqs     int   // requests in flight
+	ctl       *pace.Controller
+	started   Now
+	total     int64 // bits to do at the start
+	failed    int64 // bits that could not be copied
+	cursor    int64 // next bit to look at
+	inFlight  int64 // sectors requested
+	in        int64 // sectors arrived in this tick
+	budget    int64 // sectors that may be requested before the next tick
+	nextTick  Now
+	mayBeDone bool  // source: the target may have ended without our knowing
+	peerDone  bool  // source: the target has all blocks; our own disk still writes some of them
+	ending    bool  // the fence before the end is out, or the superblock is being written
+	retries   int   // rounds over blocks that failed
+	same      int64 // bits found equal by checksum
+	moved     int64 // bytes received or sent
+	reqs      int   // requests in flight
 
 	// verify
 	start, stop int64 // bytes
@@ -43,7 +49,7 @@ type resync struct {
 
 func (l *link) resetSync() {
 	l.rs = resync{}
-	l.gotPeerBitmap, l.bmPos, l.bmSent = false, 0, false
+	l.gotPeerBitmap, l.bmPos, l.bmSent, l.starting = false, 0, false, false
 }
 
 // sendBitmap sends ours, once for each exchange.
@@ -67,7 +73,7 @@ func (m *Machine) BitmapSlots(vol int) []*bitmap.Bitmap {
 
 // peerBitmap handles a piece of the peer's bitmap: it is ORed into ours (section 20).
 func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
-	if l.conn != wire.WFBitMapS && l.conn != wire.WFBitMapT {
+	if l.conn != wire.WFBitMapS && l.conn != wire.WFBitMapT && !l.starting {
 		if l.conn == wire.Connected || l.v.disk < wire.Inconsistent {
 			return nil // the exchange was called off
 		}
@@ -113,6 +119,12 @@ func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
 		return nil
 	}
 	l.gotPeerBitmap = true
+	m.bitmapMerged(l)
+	return nil
+}
+
+// bitmapMerged: the peer's whole bitmap is in ours.
+func (m *Machine) bitmapMerged(l *link) {
 	switch l.conn {
 	case wire.WFBitMapT:
 		m.sendBitmap(l)
@@ -120,7 +132,6 @@ func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
 	case wire.WFBitMapS:
 		m.startSource(l)
 	}
-	return nil
 }
 
 // startSource makes this node the source of a resync whose blocks are known (17.3).
@@ -165,7 +176,8 @@ func (m *Machine) syncUUID(l *link, id uint64) error {
 	m.runHandler(v.num, l.p.idx, "before-resync-target")
 	m.setConn(l, wire.SyncTarget)
 	gen := l.p.gen
-	m.writeSuper(v, false, false, false, func(err error) {
+	// The source forgets a block when it is in our cache. Should that be lost in a power cut, our own bitmap must know.
+	m.writeSuper(v, false, true, false, func(err error) {
 		if err != nil || l.p.gen != gen || l.conn != wire.SyncTarget && l.conn != wire.PausedSyncT {
 			return
 		}
@@ -208,13 +220,17 @@ func (m *Machine) syncMore(l *link) {
 	if rs.reqs > 0 {
 		return
 	}
-	if l.count() <= rs.failed {
+	switch {
+	case l.count() == 0:
 		m.targetFence(l)
-	} else if l.bm.NextSet(rs.cursor) < 0 {
+	case l.bm.NextSet(rs.cursor) >= 0:
+	case rs.failed == 0:
 		rs.cursor = 0 // bits that were set behind us, or cancelled
-		if rs.failed > 0 {
-			m.targetFence(l) // what is left has failed
-		}
+	case rs.retries < syncRetriesMax:
+		rs.retries++ // in the next tick once more: a read error may pass
+		rs.cursor, rs.failed, rs.budget = 0, 0, 0
+	default:
+		m.targetFence(l) // what is left has failed
 	}
 }
 
@@ -509,8 +525,14 @@ func (m *Machine) syncAcked(l *link, pkt *wire.Packet) error {
 
 // inSync clears the bits of blocks that were copied completely.
 func (m *Machine) inSync(l *link, off, length int64) {
-	if l.clean(off, length) > 0 && (l.conn == wire.SyncTarget) && l.rs.reqs == 0 {
+	if l.clean(off, length) == 0 {
+		return
+	}
+	switch {
+	case l.conn == wire.SyncTarget && l.rs.reqs == 0:
 		m.syncMore(l)
+	case l.rs.peerDone && l.count() <= l.rs.failed:
+		m.sourceDone(l)
 	}
 }
 
@@ -533,9 +555,8 @@ func (m *Machine) targetDone(l *link) {
 		m.syncMore(l)
 		return
 	}
-	failed := l.rs.failed
 	gen := l.p.gen
-	if failed > 0 {
+	if l.count() > 0 {
 		m.event(v.num, l.p.idx, "resync ended with blocks that could not be copied", nil)
 		m.setConn(l, wire.Connected)
 		m.writeSuper(v, true, true, false, nil)
@@ -561,12 +582,23 @@ func (m *Machine) targetDone(l *link) {
 	})
 }
 
+// mayEnd notes, before a ping is answered, which targets may end their resync on the strength of the answer (21.5).
+func (m *Machine) mayEnd(p *peer) {
+	inFlight := p.inflight/bitmap.BlockSize + 2*int64(p.tlCount) // blocks whose acknowledgement was first, our own disk last
+	for _, v := range m.vols {
+		l := v.pv[p.idx]
+		if (l.conn == wire.SyncSource || l.conn == wire.PausedSyncS) && l.count() <= l.rs.failed+inFlight {
+			l.rs.mayBeDone = true
+		}
+	}
+}
+
 // sourceDone: the target says that it is UpToDate.
 func (m *Machine) sourceDone(l *link) {
 	v := l.v
-	failed := l.rs.failed
+	l.rs.peerDone = false
 	l.disk = wire.UpToDate
-	if failed > 0 {
+	if l.count() > 0 {
 		l.disk = wire.Inconsistent
 	} else {
 		s := v.set(l.p.idx)
@@ -626,7 +658,7 @@ func (m *Machine) stopSync(l *link) {
 		l.undo = false
 	}
 	l.rs = resync{}
-	l.gotPeerBitmap, l.bmPos = false, 0
+	l.gotPeerBitmap, l.bmPos, l.starting = false, 0, false
 }
 
 // setPeerPause follows the peer's pause flags.

@@ -50,12 +50,7 @@ func (m *Machine) Promote(now Now, force bool, cmd any) {
 
 // mayLead says why a volume cannot be Primary here.
 func (m *Machine) mayLead(v *volume, force bool) error {
-	for _, l := range v.pv {
-		if l.conn >= wire.Connected && l.role == wire.Primary && !m.twoPrimaries(l.p) {
-			return ErrPeerPrimary
-		}
-	}
-	switch {
+	switch { // a connected peer that is Primary refuses by itself: it knows better than we
 	case v.disk == wire.UpToDate || m.otherCopy(v):
 		return nil
 	case v.disk == wire.Attaching || v.disk == wire.Negotiating:
@@ -349,6 +344,7 @@ func (m *Machine) NewCurrentUUID(now Now, vol int, clearBitmap bool, cmd any) {
 			History2: announce.History2, Flags: wire.UUIDSkipInitialSync}
 		v.setUUIDs(i, s)
 		v.disk, l.disk = wire.UpToDate, wire.UpToDate
+		m.sendState(l) // an older report may be on its way
 	}
 	m.event(vol, -1, "initial sync skipped", nil)
 	m.writeSuper(v, false, true, false, func(err error) { m.result(cmd, err) })

@@ -59,6 +59,10 @@ func (m *Machine) admit(r *Request) {
 			m.finish(r, nil)
 			return
 		}
+		if !m.servable(r.v) {
+			m.noData(r)
+			return
+		}
 		if r.v.list(r) {
 			m.begin(r)
 		}
@@ -91,11 +95,20 @@ func (m *Machine) sendAndWrite(r *Request) {
 	for i, l := range v.pv {
 		m.sendWrite(r, l, &r.parts[i])
 	}
-	if v.disk >= wire.Inconsistent {
+	switch {
+	case v.disk >= wire.Inconsistent:
 		m.toDisk(r)
+	case v.disk == wire.Negotiating: // the disk will be in use, but misses this write
+		for _, l := range v.pv {
+			l.dirty(r.Off, r.Len)
+		}
 	}
 	m.advance(r)
 }
+
+// servable says whether a write has a good copy to go to. A disk that is behind is none: what is written there alone is
+// overwritten by the resync it needs.
+func (m *Machine) servable(v *volume) bool { return v.disk == wire.UpToDate || m.otherCopy(v) }
 
 // replicates says whether writes go to the peer as data (drbd-wire.md 10.4).
 func (l *link) replicates() bool {
@@ -138,7 +151,7 @@ func (m *Machine) sendWrite(r *Request, l *link, pt *part) {
 	}
 	m.beforeWrite(p)
 	proto := p.cfg.Net.Protocol
-	if m.twoPrimaries(p) || r.v.disk < wire.Inconsistent {
+	if m.twoPrimaries(p) || r.v.disk != wire.UpToDate {
 		proto = 3
 	}
 	switch proto {
@@ -154,7 +167,7 @@ func (m *Machine) sendWrite(r *Request, l *link, pt *part) {
 	if l.conn == wire.SyncSource || l.conn == wire.SyncTarget || l.conn == wire.PausedSyncS || l.conn == wire.PausedSyncT {
 		flags |= wire.FlagMaySetInSync | wire.FlagSendWriteAck
 	}
-	if r.FUA {
+	if r.FUA || r.v.disk != wire.UpToDate { // the peer's is the only good copy: its power may fail and we go on
 		flags |= wire.FlagFUA
 	}
 	if p.flushNext {
@@ -170,7 +183,7 @@ func (m *Machine) sendWrite(r *Request, l *link, pt *part) {
 		m.out[len(m.out)-1].Req = r
 	}
 	pt.state, pt.epoch, pt.sent = partSent, p.epoch, m.now
-	pt.ok, pt.neg, pt.next = false, false, nil
+	pt.ok, pt.neg, pt.same, pt.next = false, false, false, nil
 	if p.epochCount == 0 {
 		p.epochOpen = m.now
 	}
@@ -325,7 +338,7 @@ func (m *Machine) advance(r *Request) {
 		m.resubmit(r)
 		return
 	}
-	sure := r.local != localDone || r.localErr != nil
+	sure := r.local != localDone || r.localErr != nil || r.v.disk != wire.UpToDate
 	remote := false
 	for i := range r.parts {
 		pt := &r.parts[i]
@@ -354,7 +367,7 @@ func (m *Machine) advance(r *Request) {
 			m.diskFailed(v, r.localErr)
 		}
 		m.finish(r, nil)
-	case r.local == localDone && r.localErr == nil:
+	case r.local == localDone && r.localErr == nil && v.disk == wire.UpToDate:
 		m.finish(r, nil)
 	case remote:
 		if r.localErr != nil {
@@ -516,13 +529,16 @@ func (m *Machine) writeAcked(l *link, pkt *wire.Packet) error {
 			pt.state, pt.ok = partAcked, true
 			pt.want = wire.WriteAck
 		}
-		if r.local == localDone && r.localErr == nil {
-			m.inSync(l, r.Off, r.Len)
-		}
+		pt.same = true
+		m.bothHave(r, l, pt)
 	case wire.NegAck:
 		pt.neg, pt.ok = true, false
 		pt.state = partAcked
+		before := l.count()
 		l.dirty(r.Off, r.Len)
+		if l.conn == wire.SyncSource || l.conn == wire.PausedSyncS {
+			l.rs.failed += l.count() - before
+		}
 	case wire.Superseded:
 		pt.state, pt.ok, pt.want = partAcked, true, wire.WriteAck
 		m.markOdd(l.p, pt.epoch)
@@ -532,6 +548,14 @@ func (m *Machine) writeAcked(l *link, pkt *wire.Packet) error {
 	}
 	m.advance(r)
 	return nil
+}
+
+// bothHave clears the bits of a write made during a resync once the peer and the local disk have it (10.5).
+func (m *Machine) bothHave(r *Request, l *link, pt *part) {
+	if pt.same && r.local == localDone && r.localErr == nil {
+		pt.same = false
+		m.inSync(l, r.Off, r.Len)
+	}
 }
 
 func (m *Machine) markOdd(p *peer, epoch uint32) {
@@ -570,6 +594,12 @@ func (m *Machine) DiskDone(now Now, r *Request, err error) {
 	case AppRead:
 		m.readDone(r)
 	case AppWrite, AppTrim, AppZero, AppFlush:
+		for i := range r.parts {
+			m.bothHave(r, v.pv[i], &r.parts[i])
+		}
+		if r.v == nil {
+			return // retired meanwhile
+		}
 		if r.ended {
 			m.retire(r)
 		} else {
