@@ -43,7 +43,8 @@ type device struct {
 	links []string // that point to it
 	err   error    // why there is none
 
-	held atomic.Bool // somebody has claimed the device: a mount, a stacked device, swap
+	size atomic.Int64 // bytes, as a resizable device knows it
+	held atomic.Bool  // somebody has claimed the device: a mount, a stacked device, swap
 }
 
 // look finds out whether the device is claimed.
@@ -136,6 +137,7 @@ func (r *Resource) frontLoop() {
 		ctx, cancel := context.WithTimeout(r.ctx, deviceTimeout)
 		if r.role() == wire.Primary {
 			r.attachDevices(ctx)
+			r.resizeDevices(ctx)
 		} else if err := r.detachDevices(ctx, true); err != nil {
 			r.log.Error("device not removed", "err", err)
 		}
@@ -166,6 +168,7 @@ func (r *Resource) attachDevices(ctx context.Context) {
 			r.hub.Publish(control.Event{Kind: control.EventNote, Resource: r.name, Volume: v.number, Name: "no-device", Text: err.Error()})
 			continue
 		}
+		v.device.size.Store(v.Size())
 		links := v.link(dev.Path(), d)
 		v.device.mu.Lock()
 		v.device.dev, v.device.kind, v.device.links, v.device.err = dev, kind, links, nil
@@ -173,6 +176,28 @@ func (r *Resource) attachDevices(ctx context.Context) {
 		v.log.Info("block device attached", "device", dev.Path(), "kind", kind)
 		r.hub.Publish(control.Event{Kind: control.EventState, Resource: r.name, Volume: v.number, Field: control.FieldDevice, To: dev.Path()})
 		r.wg.Go(func() { v.watch(dev) })
+	}
+}
+
+// resizable is a device that does not follow the size of its volume by itself.
+type resizable interface {
+	Resize(ctx context.Context, size int64) error
+}
+
+// resizeDevices tells the devices the sizes of their volumes. The token is held.
+func (r *Resource) resizeDevices(ctx context.Context) {
+	for _, v := range r.vols {
+		dev, _ := v.device.get()
+		d, ok := dev.(resizable)
+		size := v.Size()
+		if !ok || v.device.size.Load() == size {
+			continue
+		}
+		if err := d.Resize(ctx, size); err != nil {
+			v.log.Error("device not resized", "device", dev.Path(), "err", err)
+			continue
+		}
+		v.device.size.Store(size)
 	}
 }
 

@@ -23,17 +23,18 @@ const (
 
 // metaOp is one thing to be done to the metadata of a volume.
 type metaOp struct {
-	kind  metaKind
-	vol   *volume
-	super meta.Super
-	token uint64
-	flush bool
-	snaps []*meta.Snapshot
-	bms   []int // of snaps: peer index
-	tx    *actlog.Transaction
-	md    *meta.Store
-	store disk.Store
-	mdst  closer
+	kind    metaKind
+	vol     *volume
+	super   meta.Super
+	token   uint64
+	flush   bool
+	flushes bool // disk-flushes
+	snaps   []*meta.Snapshot
+	bms     []int // of snaps: peer index
+	tx      *actlog.Transaction
+	md      *meta.Store
+	store   disk.Store
+	mdst    closer
 }
 
 // metaQueue runs the operations of a volume one after the other, on a goroutine of its own.
@@ -73,7 +74,7 @@ func (r *Resource) startMeta(t *turn, e *core.Effect) {
 	if e.Kind == core.WriteSuper {
 		op = &metaOp{}
 	}
-	*op = metaOp{vol: v, md: v.md, store: v.store, mdst: v.mdStore, snaps: op.snaps[:0], bms: op.bms[:0]}
+	*op = metaOp{vol: v, md: v.md, store: v.store, mdst: v.mdStore, flushes: v.flushes, snaps: op.snaps[:0], bms: op.bms[:0]}
 	if e.Kind == core.WriteAL {
 		op.kind, op.tx = metaAL, e.Tx
 		for i, bm := range v.bitmaps {
@@ -177,8 +178,10 @@ func (op *metaOp) writeBitmaps() error {
 	if len(op.snaps) == 0 && !op.flush {
 		return nil
 	}
-	if err := op.store.Sync(); err != nil {
-		return fmt.Errorf("flush before metadata: %w", err)
+	if op.flushes {
+		if err := op.store.Sync(); err != nil {
+			return fmt.Errorf("flush before metadata: %w", err)
+		}
 	}
 	for _, s := range op.snaps {
 		if err := op.md.WriteSnapshot(s); err != nil {

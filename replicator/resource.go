@@ -24,7 +24,8 @@ const (
 	// closeTimeout bounds Close: what hangs in the kernel longer is left behind.
 	closeTimeout = 10 * time.Second
 	// frontMemory bounds the payloads of front ends.
-	frontMemory = 256 << 20 // bytes
+	frontMemory = 256 << 20 // bytes, NBD
+	fuseMemory  = 64 << 20  // bytes
 	// linkMemoryMin is the least that received data may occupy, whatever max-buffers says: some requests of 1 MiB.
 	linkMemoryMin = 32 << 20 // bytes
 	// spareMemory never limits: see readBuffer.
@@ -36,7 +37,7 @@ type Options struct {
 	AdoptV08  bool          // convert version 8 metadata in place
 	DeviceDir string        // where the links RES/VOL to the devices are made; "" is /dev/hawser
 	RunDir    string        // where FUSE mounts go; "" is /run/hawser/replicator
-	Memory    int64         // bytes of payload of front ends; 0 is 256 MiB
+	Memory    int64         // bytes of payload of NBD clients; 0 is 256 MiB. FUSE has 64 MiB more
 	TLS       *tls.Config   // for the links to the peers; nil: plain TCP
 	Rand      func() uint64 // new generation identifiers; nil: the kernel's random numbers
 
@@ -58,7 +59,7 @@ type Resource struct {
 	wg     sync.WaitGroup // every goroutine but those of front ends and links, which have their own owners
 	links1 sync.WaitGroup // links that are not down yet
 
-	front *iobuf.Pool // payloads of front ends
+	front *iobuf.Pool // payloads of FUSE; the NBD server has its own pool
 	links *iobuf.Pool // received data: this is the backpressure on peers
 	spare *iobuf.Pool // reads for peers
 	turns sync.Pool
@@ -109,7 +110,7 @@ func New(log *slog.Logger, def control.Definition, opts Options) (*Resource, err
 	r.fronts.kick = make(chan struct{}, 1)
 	r.def.Store(&def)
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
-	r.front = iobuf.NewPool(opts.Memory)
+	r.front = iobuf.NewPool(fuseMemory)
 	r.links = iobuf.NewPool(linkMemory(&def))
 	r.spare = iobuf.NewPool(spareMemory)
 	for i := range def.Volumes {
@@ -251,6 +252,7 @@ func (r *Resource) close() error {
 	}
 	errs = append(errs, r.stopFronts(ctx))
 	r.cancel(errClosed)
+	r.links.Close() // whoever waits for memory goes on
 	r.closeDisks()
 	stopped := make(chan struct{})
 	go func() { // ends with the goroutines it waits for
@@ -265,7 +267,6 @@ func (r *Resource) close() error {
 	select {
 	case <-stopped:
 		r.front.Close()
-		r.links.Close()
 		r.spare.Close()
 	case <-ctx.Done():
 		err := errors.New("some I/O hangs in the kernel and is left behind")
@@ -339,6 +340,7 @@ func (r *Resource) execRare(t *turn, e *core.Effect) {
 			}
 		}
 		v.log.Info("size changed", "size", e.Off)
+		poke(r.fronts.kick)
 	case core.Result:
 		e.Cmd.(*command).finish(e.Err)
 	case core.Event:
