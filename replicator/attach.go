@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -178,7 +181,8 @@ func (r *Resource) openDisk(def *control.Definition, d *control.VolumeDef) (_ *o
 	}()
 	kind, index := metaKindOf(d), max(d.MetaIndex, 0)
 	log := r.log.With("volume", d.Number)
-	o.md, err = openMeta(o.store.Size(), dev, kind, index)
+	v := r.volume(d.Number)
+	o.md, err = openMeta(o.store.Size(), dev, kind, index, v.lastSize(r.opts.StateDir)...)
 	damaged, isDamage := errors.AsType[*meta.DamageError](err)
 	if isDamage && (errors.Is(err, actlog.ErrGap) || errors.Is(err, actlog.ErrNoLog)) {
 		log.Warn("activity log damaged, every block is resynced", "err", damaged)
@@ -207,12 +211,54 @@ func (r *Resource) openDisk(def *control.Definition, d *control.VolumeDef) (_ *o
 		}
 		log.Info("metadata moved to the end of the grown disk", "size", o.store.Size())
 	}
-	return o, r.fillInfo(def, d, o)
+	if err := r.fillInfo(def, d, o); err != nil {
+		return nil, err
+	}
+	v.keepSize(r.opts.StateDir, o.store.Size())
+	return o, nil
 }
 
-func openMeta(size int64, dev meta.Device, kind meta.Kind, index int) (*meta.Store, error) {
+// sizeFile is where the size of the volume's disk is kept, because internal metadata cannot be found after it grew.
+func (v *volume) sizeFile(dir string) string {
+	return filepath.Join(dir, fmt.Sprintf("%s-%d.size", v.r.name, v.number))
+}
+
+// lastSize gives the sizes in bytes that the disk had when it was last attached.
+func (v *volume) lastSize(dir string) []int64 {
+	sizes := []int64{v.attached}
+	if dir != "" {
+		if b, err := os.ReadFile(v.sizeFile(dir)); err == nil {
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil {
+				sizes = append(sizes, n)
+			}
+		}
+	}
+	return sizes
+}
+
+// keepSize remembers the size of the disk.
+func (v *volume) keepSize(dir string, size int64) {
+	v.attached = size
+	if dir == "" {
+		return
+	}
+	tmp := v.sizeFile(dir) + ".new"
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = os.WriteFile(tmp, strconv.AppendInt(nil, size, 10), 0o600)
+	}
+	if err == nil {
+		err = os.Rename(tmp, v.sizeFile(dir))
+	}
+	if err != nil {
+		v.log.Warn("size of the disk not remembered", "err", err)
+	}
+}
+
+// openMeta opens metadata; internal metadata of a disk that has grown is where the disk ended before.
+func openMeta(size int64, dev meta.Device, kind meta.Kind, index int, lastSizes ...int64) (*meta.Store, error) {
 	if kind == meta.Internal {
-		return meta.Find(dev)
+		return meta.Find(dev, lastSizes...)
 	}
 	return meta.Open(size, dev, kind, index)
 }

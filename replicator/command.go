@@ -3,12 +3,14 @@ package replicator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"time"
 
 	"github.com/hawser-ha/hawser/replicator/control"
 	"github.com/hawser-ha/hawser/replicator/core"
+	"github.com/hawser-ha/hawser/replicator/meta"
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
@@ -188,12 +190,13 @@ func (r *Resource) Attach(ctx context.Context, volume int) error {
 		if volume == control.All && r.volumeDef(v.number).Disk == "" {
 			continue
 		}
-		errs = append(errs, r.told(r.attach(ctx, v), v.number, ""))
+		errs = append(errs, r.told(r.attach(ctx, v, false), v.number, ""))
 	}
 	return one(errs)
 }
 
-func (r *Resource) attach(ctx context.Context, v *volume) error {
+// attach opens the disk of a volume. agreed: offer no more than the agreed size for now.
+func (r *Resource) attach(ctx context.Context, v *volume, agreed bool) error {
 	def := r.Definition()
 	d := r.volumeDef(v.number)
 	if d.Disk == "" {
@@ -208,6 +211,9 @@ func (r *Resource) attach(ctx context.Context, v *volume) error {
 	o, err := r.openDisk(def, d)
 	if err != nil {
 		return diskError(err)
+	}
+	if agreed && o.info.Super.Size > 0 {
+		o.info.Capacity = o.info.Super.Size
 	}
 	err = r.do(ctx, func(at core.Now, c *command) {
 		v.store, v.md, v.mdStore, v.diskClosing = o.store, o.md, o.mdStore, false
@@ -405,27 +411,75 @@ func (r *Resource) resize(ctx context.Context, v *volume, size int64, assumeClea
 	r.mu.Unlock()
 	capacity := int64(0)
 	if st != nil {
-		now, err := st.Resize()
+		found, err := st.Resize()
 		if err != nil {
 			return diskError(err)
 		}
-		if internal && now != 0 && md.Displaced() {
-			// The activity log is not carried over by Move: nothing may be in flight. The next attach moves it.
-			return control.Errorf(control.Busy, "the disk has grown to %d bytes under internal metadata", now).
-				WithHint("down and up the resource: the metadata moves to the new end then")
-		}
-		if !internal {
-			if err := md.Move(now); err != nil {
+		switch {
+		case internal && md.Displaced():
+			if capacity, err = r.followDisk(ctx, v); err != nil {
+				return err
+			}
+		case !internal:
+			if err := md.Move(found); err != nil {
 				return diskError(err)
 			}
 			moved := md.Super()
 			r.mu.Lock()
 			v.sb.MDSize, v.sb.ALOffset, v.sb.BMOffset = moved.MDSize, moved.ALOffset, moved.BMOffset
 			r.mu.Unlock()
+			fallthrough
+		default:
+			capacity = min(md.Layout().Capacity*meta.SectorSize, found)
 		}
-		capacity = min(md.Layout().Capacity*512, now)
 	}
 	return r.do(ctx, func(at core.Now, c *command) { r.m.Resize(at, v.number, capacity, size, assumeClean, c) })
+}
+
+// followDisk moves internal metadata to the end of a disk that has grown. The activity log is not carried over, so nothing may
+// be in flight: the disk is detached and attached again, while a peer serves the data. It gives the new capacity in bytes.
+func (r *Resource) followDisk(ctx context.Context, v *volume) (int64, error) {
+	if err := r.do(ctx, func(at core.Now, c *command) { r.m.Detach(at, v.number, false, c) }); err != nil {
+		return 0, fmt.Errorf("move the metadata to the new end of the disk: %w", err)
+	}
+	if err := r.waitClosed(ctx, v); err != nil {
+		return 0, err
+	}
+	if err := r.attach(ctx, v, true); err != nil {
+		return 0, err
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for r.syncing(v) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v.md == nil {
+		return 0, control.Errorf(control.DiskError, "the disk is gone again")
+	}
+	return v.md.Layout().Capacity * meta.SectorSize, nil
+}
+
+// syncing says that a resync or verify of the volume runs or is about to.
+func (r *Resource) syncing(v *volume) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.m.View().Volumes {
+		if w.Number != v.number {
+			continue
+		}
+		for _, l := range w.Links {
+			if l.Conn > wire.Connected {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // SetProtocol changes A, B or C online.

@@ -178,3 +178,61 @@ func TestTwoVolumes(t *testing.T) {
 		d1.expect(int64(i)*8192, fill(byte(100+i), 4096))
 	}
 }
+
+// TestGrow: both disks grow under use, and the volume follows without an error for its users.
+func TestGrow(t *testing.T) {
+	da, db := pairDefinitions(t, nil)
+	for _, d := range []*control.Definition{&da, &db} {
+		d.Volumes[0].Size = 0
+		must(t, makeSparse(d.Volumes[0].Disk, 64<<20))
+		d.Volumes[0].MetaDisk = d.Volumes[0].Disk + ".md"
+		createMD(t, d)
+	}
+	a, b := start(t, da), start(t, db)
+	must(t, a.Up(ctxFor(t)))
+	must(t, b.Up(ctxFor(t)))
+	a.until(t, "connection", func(s *control.Status) bool { return s.Peers[0].Connection == "Connected" })
+	must(t, a.Promote(ctxFor(t), true))
+	a.until(t, "sync", upToDate)
+	b.until(t, "sync", upToDate)
+	c := a.open(t)
+	c.write(0, fill(1, 4096))
+	must(t, os.Truncate(da.Volumes[0].Disk, 128<<20))
+	must(t, os.Truncate(db.Volumes[0].Disk, 128<<20))
+	must(t, b.Resize(ctxFor(t), 0, 0, false))
+	must(t, a.Resize(ctxFor(t), 0, 0, false))
+	grown := func(s *control.Status) bool { return upToDate(s) && s.Volumes[0].Size == 128<<20 }
+	a.until(t, "new size", grown)
+	b.until(t, "new size", grown)
+	c.write(100<<20, fill(2, 4096))
+	c.expect(100<<20, fill(2, 4096))
+	c.expect(0, fill(1, 4096))
+	c.s.Close()
+	must(t, a.Down(ctxFor(t), false))
+	must(t, b.Down(ctxFor(t), false))
+	sameData(t, a, b)
+}
+
+// TestGrownWhileDown: internal metadata is found where the disk ended before, and moves to the new end.
+func TestGrownWhileDown(t *testing.T) {
+	dir := t.TempDir()
+	def := definition(dir, "a", 0)
+	createMD(t, &def)
+	def.Volumes[0].Size = 0
+	opts := Options{StateDir: filepath.Join(dir, "state")}
+	a := startOpts(t, def, opts)
+	must(t, a.Up(ctxFor(t)))
+	must(t, a.Promote(ctxFor(t), true))
+	a.open(t).write(8<<20, fill(5, 4096))
+	must(t, a.Down(ctxFor(t), true))
+	must(t, os.Truncate(def.Volumes[0].Disk, 128<<20))
+	a = startOpts(t, def, opts)
+	must(t, a.Up(ctxFor(t)))
+	must(t, a.Promote(ctxFor(t), false))
+	must(t, a.Resize(ctxFor(t), 0, 0, false))
+	a.until(t, "new size", func(s *control.Status) bool { return s.Volumes[0].Size > 120<<20 })
+	c := a.open(t)
+	c.expect(8<<20, fill(5, 4096))
+	c.write(100<<20, fill(6, 4096))
+	c.expect(100<<20, fill(6, 4096))
+}

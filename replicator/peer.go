@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	turnPackets = 64 // packets of a link handled before what they led to is carried out
-	// errMismatch's connection is dropped; the sender writes the block again in the resync that follows.
-	tailRoom = 4096 // bytes before received data, where its digest lands, so that the data is page aligned
+	turnPackets = 64   // packets of a link handled before what they led to is carried out
+	tailRoom    = 4096 // bytes before received data, where its digest lands, so that the data is page aligned
 )
 
-// ErrIntegrity: the digest that came with data is not that of the data.
+// ErrIntegrity: the digest that came with data is not that of the data. The connection ends, and the resync that follows
+// copies the block again.
 var ErrIntegrity = errors.New("data integrity digest does not match")
 
 // digestBox makes a Digest storable in an atomic pointer.
@@ -165,7 +165,7 @@ func (r *Resource) linkUp(p *peer, c *link.Conn) {
 	p.conn, p.queue, p.integ = c, &sendQueue{}, nil
 	p.integDigest.Store(nil)
 	h := &handler{r: r, p: p, c: c, attempt: p.attempt, queue: p.queue}
-	r.links1.Add(1)
+	r.linksUp.Add(1)
 	c.Start(h)
 	r.m.LinkUp(now(), p.idx, core.LinkInfo{
 		Version: c.Version, Features: c.Features, ResolveConflicts: c.ResolveConflicts,
@@ -398,7 +398,7 @@ func (h *handler) reading() bool { return h.io != nil }
 // Down tells the Machine that the link has ended by itself.
 func (h *handler) Down(err error) {
 	r := h.r
-	defer r.links1.Done()
+	defer r.linksUp.Done()
 	h.run(&h.data)
 	h.run(&h.meta)
 	h.queue.drop()

@@ -36,6 +36,7 @@ const (
 type Options struct {
 	AdoptV08  bool          // convert version 8 metadata in place
 	DeviceDir string        // where the links RES/VOL to the devices are made; "" is /dev/hawser
+	StateDir  string        // where the sizes of the disks are remembered over restarts; "": nowhere
 	RunDir    string        // where FUSE mounts go; "" is /run/hawser/replicator
 	Memory    int64         // bytes of payload of NBD clients; 0 is 256 MiB. FUSE has 64 MiB more
 	TLS       *tls.Config   // for the links to the peers; nil: plain TCP
@@ -54,10 +55,10 @@ type Resource struct {
 	hub     control.Hub
 	started time.Time
 
-	ctx    context.Context // of everything that runs until Close
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // every goroutine but those of front ends and links, which have their own owners
-	links1 sync.WaitGroup // links that are not down yet
+	ctx     context.Context // of everything that runs until Close
+	cancel  context.CancelCauseFunc
+	wg      sync.WaitGroup // every goroutine but those of front ends and links, which have their own owners
+	linksUp sync.WaitGroup // links that are not down yet
 
 	front *iobuf.Pool // payloads of FUSE; the NBD server has its own pool
 	links *iobuf.Pool // received data: this is the backpressure on peers
@@ -256,7 +257,7 @@ func (r *Resource) close() error {
 	r.closeDisks()
 	stopped := make(chan struct{})
 	go func() { // ends with the goroutines it waits for
-		r.links1.Wait()
+		r.linksUp.Wait()
 		for _, v := range r.vols {
 			v.done.close()
 			v.meta.push(&metaOp{kind: metaStop, vol: v})

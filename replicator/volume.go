@@ -49,8 +49,9 @@ type volume struct {
 	deviceUUID  uint64
 	lastErr     error
 
-	undoMu sync.Mutex // one log is begun at a time
-	limits atomic.Pointer[export.Limits]
+	attached int64      // bytes of the disk when it was attached last; the token of commands guards it
+	undoMu   sync.Mutex // one log is begun at a time
+	limits   atomic.Pointer[export.Limits]
 }
 
 const (
