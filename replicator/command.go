@@ -14,6 +14,11 @@ import (
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
+const (
+	promoteTries = 3
+	promoteWait  = 250 * time.Millisecond
+)
+
 // command is one command that the Machine works on.
 type command struct{ done chan error }
 
@@ -309,8 +314,20 @@ func (r *Resource) Promote(ctx context.Context, force bool) error {
 		return err
 	}
 	defer release()
-	if err := r.do(ctx, func(at core.Now, c *command) { r.m.Promote(at, force, c) }); err != nil {
-		return r.told(err, control.All, "")
+	for try := 0; ; try++ {
+		err := r.do(ctx, func(at core.Now, c *command) { r.m.Promote(at, force, c) })
+		if err == nil {
+			break
+		}
+		// A peer that was demoted a moment ago may not have told yet: look again, as DRBD does.
+		if !errors.Is(err, core.ErrPeerPrimary) || try == promoteTries {
+			return r.told(err, control.All, "")
+		}
+		select {
+		case <-time.After(promoteWait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	r.attachDevices(ctx)
 	return nil

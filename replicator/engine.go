@@ -1,6 +1,7 @@
 package replicator
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/hawser-ha/hawser/replicator/core"
@@ -49,6 +50,7 @@ type ioreq struct {
 	digest  bool
 	undo    bool
 	onDisk  bool
+	noFlush bool   // a flush that disk-flushes no makes a matter of course
 	next    *ioreq // in completions
 }
 
@@ -310,6 +312,10 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 	io := e.Req.Tag.(*ioreq)
 	switch e.Pkt.Cmd {
 	case wire.Data, wire.DataReply, wire.RSDataReply:
+		if len(io.data) < int(e.Pkt.Size) {
+			c.Close(fmt.Errorf("%s of %d bytes at sector %d without its data", e.Pkt.Cmd, e.Pkt.Size, e.Pkt.Sector))
+			return
+		}
 		data := io.data[:e.Pkt.Size]
 		var digest []byte
 		if p.integ != nil {
@@ -350,6 +356,7 @@ func (r *Resource) startDisk(t *turn, req *core.Request) {
 	d := &io.disk
 	d.Off, d.Len, d.NoUnmap, d.Err = req.Off, req.Len, req.NoUnmap, nil
 	d.FUA = req.FUA && v.flushes
+	io.noFlush = req.Op == core.OpFlush && !v.flushes
 	switch req.Op {
 	case core.OpRead:
 		d.Op = disk.Read
@@ -414,11 +421,10 @@ func (r *Resource) prepare(io *ioreq) bool {
 			io.data = io.buf.B
 		}
 		d.Buf, d.Mem = io.data[:d.Len], io.buf
-	case disk.Flush:
-		if !io.vol.flushes {
-			io.vol.done.push(io)
-			return false
-		}
+	}
+	if io.noFlush {
+		io.vol.done.push(io)
+		return false
 	}
 	if io.undo {
 		io.vol.saveFirst(io)

@@ -148,6 +148,13 @@ func (r *Resource) frontLoop() {
 
 // attachDevices makes the devices that are missing. The token is held.
 func (r *Resource) attachDevices(ctx context.Context) {
+	select {
+	case <-r.ready:
+	case <-ctx.Done():
+		return
+	case <-r.ctx.Done():
+		return
+	}
 	for _, v := range r.vols {
 		d := r.volumeDef(v.number)
 		v.device.mu.Lock()

@@ -82,6 +82,7 @@ type Resource struct {
 
 	closeOnce sync.Once
 	closeErr  error
+	ready     chan struct{} // closed when the front ends are there
 	done      chan struct{} // closed when Close is through
 }
 
@@ -106,7 +107,8 @@ func New(log *slog.Logger, def control.Definition, opts Options) (*Resource, err
 		return nil, err
 	}
 	r := &Resource{log: log.With("resource", def.Name), name: def.Name, opts: opts, started: time.Now(),
-		timerKick: make(chan struct{}, 1), admin: make(chan struct{}, 1), handlers: map[uint64]int{}, done: make(chan struct{})}
+		timerKick: make(chan struct{}, 1), admin: make(chan struct{}, 1), handlers: map[uint64]int{},
+		ready: make(chan struct{}), done: make(chan struct{})}
 	r.status.kick, r.status.syncs = make(chan struct{}, 1), map[[2]int]*syncMemory{}
 	r.fronts.kick = make(chan struct{}, 1)
 	r.def.Store(&def)
@@ -182,6 +184,7 @@ func (r *Resource) Run(ctx context.Context) error {
 	if err := r.startFronts(); err != nil {
 		return errors.Join(err, r.Close())
 	}
+	close(r.ready)
 	select {
 	case <-ctx.Done():
 	case <-r.ctx.Done():
