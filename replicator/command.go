@@ -208,10 +208,13 @@ func (r *Resource) attach(ctx context.Context, v *volume, agreed bool) error {
 		return control.Errorf(control.NoDisk, "the definition gives no disk")
 	}
 	r.mu.Lock()
-	attached := v.store != nil
+	attached, ending := v.store != nil, v.diskClosing
 	r.mu.Unlock()
-	if attached {
+	if attached && !ending {
 		return nil
+	}
+	if err := r.waitClosed(ctx, v); err != nil {
+		return err
 	}
 	o, err := r.openDisk(def, d)
 	if err != nil {

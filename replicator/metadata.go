@@ -140,7 +140,7 @@ func (v *volume) runMeta(op *metaOp, inline bool) {
 		t := r.lock()
 		v.metaBusy--
 		if v.store == op.store {
-			v.store, v.md, v.mdStore = nil, nil, nil
+			v.store, v.md, v.mdStore, v.diskClosing = nil, nil, nil, false
 			v.bitmaps = make([]*bitmap.Bitmap, len(r.peers))
 		}
 		r.m.DiskClosed(now(), v.number)
