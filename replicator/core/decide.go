@@ -16,6 +16,13 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 		return errors.New("state before the protocol")
 	}
 	was := l.disk
+	if served := l.servesDiskless(); v.disk >= wire.Inconsistent {
+		defer func() {
+			if !served && l.servesDiskless() {
+				m.writeSuper(v, false, false, false, nil)
+			}
+		}()
+	}
 	l.role = s.Role()
 	pdsk := s.Disk()
 	if pdsk == wire.Negotiating {
@@ -216,7 +223,7 @@ func (m *Machine) decide(l *link) error {
 	}
 	l.undo = target && split
 	p.discard = p.discard && !target
-	l.gotPeerBitmap, l.bmPos, l.bmSent = false, 0, false
+	l.gotPeerBitmap, l.bmSent = false, false
 	if r == genid.SourceFull || r == genid.TargetFull {
 		l.starting = true
 		m.setAllBits(l, func() { m.startBitmap(l, target, r) })

@@ -169,7 +169,9 @@ type link struct {
 	rs            resync
 	starting      bool // the decision is made, its bitmap exchange begins when FULL_SYNC is durable
 	gotPeerBitmap bool
-	bmPos         int64 // position in the peer's bitmap
+	bmPos         int64          // position in the peer's bitmap
+	bmWhole       bool           // all of it so far went into ours
+	bmScratch     *bitmap.Bitmap // takes what goes nowhere
 	bmSent        bool
 	negotiating   bool // an attach waits for the peer's answer
 	aheadUntil    Now  // Ahead: when to try to resync
@@ -285,8 +287,8 @@ func (m *Machine) supFlags(v *volume) {
 		v.sup.Peers[i].Connected = l.conn >= wire.Connected
 		v.sup.Peers[i].OutDated = l.disk == wire.Outdated || l.disk == wire.Inconsistent
 		v.sup.Peers[i].FullSync = l.fullSync
-		if l.role == wire.Primary && v.disk == wire.Diskless {
-			v.sup.PrimaryInd = true
+		if l.servesDiskless() {
+			v.sup.PrimaryInd = true // its activity log is ours
 		}
 	}
 }
@@ -343,6 +345,11 @@ func (v *volume) set(i int) genid.Set {
 func (v *volume) setUUIDs(i int, s genid.Set) {
 	v.sup.Current, v.sup.Bitmap[i] = s.Current, s.Bitmap
 	v.sup.History = [2]uint64{s.History1, s.History2}
+}
+
+// servesDiskless says whether the peer is a Primary without a disk, which writes through us.
+func (l *link) servesDiskless() bool {
+	return l.role == wire.Primary && l.conn >= wire.Connected && l.disk < wire.Inconsistent
 }
 
 func (v *volume) bits() int64 { return bitmap.BitsFor(v.size) }

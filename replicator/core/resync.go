@@ -1,6 +1,7 @@
 package core
 
 import (
+	"encoding/binary"
 	"errors"
 
 	"github.com/hawser-ha/hawser/replicator/bitmap"
@@ -49,7 +50,8 @@ type resync struct {
 
 func (l *link) resetSync() {
 	l.rs = resync{}
-	l.gotPeerBitmap, l.bmPos, l.bmSent, l.starting = false, 0, false, false
+	l.gotPeerBitmap, l.bmSent, l.starting = false, false, false
+	l.bmPos, l.bmScratch = 0, nil // a new link, a new stream
 }
 
 // sendBitmap sends ours, once for each exchange.
@@ -71,21 +73,24 @@ func (m *Machine) BitmapSlots(vol int) []*bitmap.Bitmap {
 	return out
 }
 
-// peerBitmap handles a piece of the peer's bitmap: it is ORed into ours (section 20).
+// peerBitmap handles a piece of the peer's bitmap: it is ORed into ours (section 20). The pieces carry no position, so a
+// transfer is followed to its end even if its exchange was called off; then its bits go nowhere.
 func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
-	if l.conn != wire.WFBitMapS && l.conn != wire.WFBitMapT && !l.starting {
-		if l.conn == wire.Connected || l.v.disk < wire.Inconsistent {
-			return nil // the exchange was called off
+	takes := l.starting || l.conn >= wire.WFBitMapS && l.conn <= wire.SyncTarget || l.conn == wire.PausedSyncT
+	if l.bmPos == 0 {
+		l.bmWhole = true
+	}
+	into := l.bm
+	if into == nil || !takes {
+		if l.bmScratch == nil {
+			l.bmScratch = bitmap.New(l.v.bits())
 		}
-		return errors.New("bitmap in a state that expects none")
+		into, l.bmWhole = l.bmScratch, false
 	}
-	if l.bm == nil {
-		return errors.New("bitmap for a volume without one")
-	}
-	bits := l.bm.Bits()
+	bits := into.Bits()
 	last := false
 	if pkt.Cmd == wire.CompressedBitmap {
-		next, err := l.bm.OrRLE(data, l.bmPos)
+		next, err := into.OrRLE(data, l.bmPos)
 		if err != nil {
 			return err
 		}
@@ -94,28 +99,23 @@ func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
 	} else {
 		words := (bits + 63) / 64
 		at := l.bmPos / 64
-		if len(data)&7 != 0 || int64(len(data)/8) > words-at {
+		switch {
+		case len(data)&7 != 0 || int64(len(data)/8) > words-at:
 			return errors.New("bitmap of a wrong length")
+		case len(data) == 0 && l.bmPos < bits:
+			return errors.New("bitmap ends too early")
 		}
-		if len(data) == 0 {
-			if l.bmPos < bits {
-				return errors.New("bitmap ends too early")
-			}
-			last = true
-		}
+		last = len(data) == 0
 		for i := 0; i+8 <= len(data); i += 8 {
-			var w uint64
-			for b := 7; b >= 0; b-- {
-				w = w<<8 | uint64(data[i+b])
-			}
-			l.bm.OrWord(int(at)+i/8, w)
+			into.OrWord(int(at)+i/8, binary.LittleEndian.Uint64(data[i:]))
 		}
-		l.bmPos = min((at+int64(len(data)/8))*64, max(bits, 64*words))
-		if len(data) == 0 {
-			l.bmPos = bits
-		}
+		l.bmPos = (at + int64(len(data)/8)) * 64
 	}
 	if !last {
+		return nil
+	}
+	l.bmPos, l.bmScratch = 0, nil
+	if !l.bmWhole {
 		return nil
 	}
 	l.gotPeerBitmap = true
@@ -658,7 +658,7 @@ func (m *Machine) stopSync(l *link) {
 		l.undo = false
 	}
 	l.rs = resync{}
-	l.gotPeerBitmap, l.bmPos, l.starting = false, 0, false
+	l.gotPeerBitmap, l.starting = false, false
 }
 
 // setPeerPause follows the peer's pause flags.
