@@ -39,8 +39,8 @@ func encodeBitmap(c *link.Conn, vol uint16, bm *bitmap.Bitmap, rle bool) {
 	writeBitmap(&connSink{c, c.Version}, vol, bm, rle)
 }
 
-// writeBitmap sends bm as compressed packets where that is shorter, and plain ones elsewhere. The payloads are short enough
-// that SendData copies those that the next packet overwrites; longer ones get memory of their own.
+// writeBitmap sends bm as compressed packets where that is shorter, and plain ones elsewhere. Every payload has memory of its
+// own: the link may send it later.
 func writeBitmap(c *connSink, vol uint16, bm *bitmap.Bitmap, rle bool) {
 	room := wire.MaxBitmapPacket - c.size()
 	var scratch []byte
