@@ -63,8 +63,9 @@ shell:
 	@git ls-files | while read -r f; do case $$(head -c 64 "$$f" | head -n 1) in '#!/bin/sh'*|'#!/usr/bin/env sh'*) echo "$$f";; esac; done | \
 		xargs -r shellcheck -s sh
 
-bench: deps build ## speed beside other programs, as ratios (docs/performance.md)
-	@if [ -x test/bench/run ]; then test/bench/run; else $(GO) test -run '^$$' -bench . -benchmem ./replicator/...; fi
+bench: deps build ## speed beside other programs, as ratios: BENCHFLAGS=-long, PEERS=, CELLS= (docs/performance.md)
+	$(GO) build -o bin/bench ./test/bench
+	bin/bench -hawser bin/hawser -tsv bin/bench.tsv -peers '$(PEERS)' -cells '$(CELLS)' $(BENCHFLAGS)
 
 fuzz: ## every fuzz target for FUZZTIME
 	@for p in $$($(GO) list ./...); do \

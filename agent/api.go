@@ -304,7 +304,9 @@ func (a *Agent) postCommand(w http.ResponseWriter, r *http.Request) {
 		control.WriteError(w, err)
 		return
 	}
-	a.forward(w, r, m, "do/"+r.PathValue("command"))
+	ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
+	defer cancel()
+	a.forward(w, r.WithContext(ctx), m, "do/"+r.PathValue("command"))
 }
 
 func (a *Agent) postCreateMD(w http.ResponseWriter, r *http.Request) {
