@@ -118,8 +118,12 @@ func (m *Machine) releasePeer(r *Request) {
 	m.unlist(r)
 	m.release(r)
 	p.io--
-	if p.io == 0 {
-		m.reconnect(p)
+	if p.io > 0 {
+		return
+	}
+	m.reconnect(p)
+	if pr := m.promoting; pr != nil && !pr.granted && len(pr.asked) == 0 {
+		m.promoteNext(pr)
 	}
 }
 

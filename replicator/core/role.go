@@ -74,6 +74,11 @@ func (m *Machine) promoteNext(pr *roleChange) {
 		pr.asked = pr.asked[1:]
 	}
 	if len(pr.asked) == 0 {
+		for _, p := range m.peers {
+			if !p.up && p.io > 0 {
+				return // a dead peer's last writes come first: releasePeer calls again
+			}
+		}
 		m.promote(pr)
 		return
 	}

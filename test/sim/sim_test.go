@@ -10,7 +10,8 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "play this seed only")
-	seedsFlag = flag.Int("seeds", 200, "how many seeds to play")
+	seedsFlag = flag.Int("seeds", 60, "how many seeds to play")
+	fromFlag  = flag.Uint64("from", 1, "the first seed to play")
 )
 
 // fault does something bad, then perhaps repairs it. The operator never promotes a node that may lack acknowledged writes.
@@ -175,7 +176,7 @@ func play(seed uint64) *world {
 }
 
 func TestSeeds(t *testing.T) {
-	first, n := uint64(1), uint64(*seedsFlag)
+	first, n := *fromFlag, uint64(*seedsFlag)
 	if *seedFlag != 0 {
 		first, n = *seedFlag, 1
 	}
