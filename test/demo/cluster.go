@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,6 +31,7 @@ type host struct {
 	dir  string
 	log  *os.File
 	cmd  *exec.Cmd
+	dead atomic.Bool // it was killed: errors of its device are what is expected
 }
 
 // cluster is the three nodes.
@@ -112,6 +114,7 @@ func (h *host) image() string  { return filepath.Join(h.dir, "disk.img") }
 func (h *host) runDir() string { return filepath.Join(h.dir, "run") }
 func (h *host) device() string { return filepath.Join(h.runDir(), "dev", resource, "0") }
 func (h *host) nbd() string    { return filepath.Join(h.runDir(), "nbd", resource+".sock") }
+func (h *host) mnt() string    { return filepath.Join(h.dir, "mnt") }
 func (h *host) sock() string   { return filepath.Join(h.runDir(), "replicator", resource+".sock") }
 func (h *host) agent() *control.Client {
 	return control.NewClient(filepath.Join(h.runDir(), "agent.sock"), "the agent of "+h.name)
@@ -126,6 +129,7 @@ func (c *cluster) start(h *host) error {
 	if err := h.cmd.Start(); err != nil {
 		return err
 	}
+	h.dead.Store(false)
 	a := h.agent()
 	defer a.Close()
 	return c.until("agent of "+h.name, 10*time.Second, func() bool { return a.Get(c.ctx, "version", nil, new(agent.Version)) == nil })
@@ -190,6 +194,7 @@ func (h *host) kill(c *cluster) (time.Time, error) {
 	if !served {
 		return time.Time{}, fmt.Errorf("no replicator runs on %s", h.name)
 	}
+	h.dead.Store(true)
 	at := time.Now()
 	if err := errors.Join(syscall.Kill(h.cmd.Process.Pid, syscall.SIGKILL), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
 		return at, err

@@ -24,14 +24,13 @@ const (
 // fileSystem uses the volume as ext4.
 type fileSystem struct {
 	c     *cluster
-	at    map[string]string // mount points by node
 	sums  map[string][32]byte
 	notes map[string][32]byte // acknowledged pieces: file name to sum
 	round int
 }
 
 func newFileSystem(c *cluster) *fileSystem {
-	return &fileSystem{c: c, at: map[string]string{}, sums: map[string][32]byte{}, notes: map[string][32]byte{}}
+	return &fileSystem{c: c, sums: map[string][32]byte{}, notes: map[string][32]byte{}}
 }
 
 func (f *fileSystem) command(name string, args ...string) error {
@@ -43,21 +42,15 @@ func (f *fileSystem) command(name string, args ...string) error {
 }
 
 func (f *fileSystem) mount(h *host) error {
-	at := filepath.Join(h.dir, "mnt")
-	if err := os.MkdirAll(at, 0o755); err != nil {
+	if err := os.MkdirAll(h.mnt(), 0o755); err != nil {
 		return err
 	}
-	if err := f.command("mount", "-t", "ext4", h.device(), at); err != nil {
-		return err
-	}
-	f.at[h.name] = at
-	return nil
+	return f.command("mount", "-t", "ext4", h.device(), h.mnt())
 }
 
 // leave unmounts.
 func (f *fileSystem) leave(h *host) error {
-	delete(f.at, h.name)
-	return f.command("umount", filepath.Join(h.dir, "mnt"))
+	return f.command("umount", h.mnt())
 }
 
 // prepare makes the file system.
@@ -90,7 +83,7 @@ func (f *fileSystem) fill(h *host) (total int64, what string, err error) {
 		if err != nil {
 			return err
 		}
-		to := filepath.Join(f.at[h.name], "tree", rel)
+		to := filepath.Join(h.mnt(), "tree", rel)
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return err
 		}
@@ -108,7 +101,7 @@ func (f *fileSystem) fill(h *host) (total int64, what string, err error) {
 }
 
 func (f *fileSystem) sync(h *host) error {
-	d, err := os.Open(f.at[h.name])
+	d, err := os.Open(h.mnt())
 	if err != nil {
 		return err
 	}
@@ -118,7 +111,7 @@ func (f *fileSystem) sync(h *host) error {
 
 // piece writes one small file durably and remembers it.
 func (f *fileSystem) piece(h *host, name string) error {
-	dir := filepath.Join(f.at[h.name], "pieces")
+	dir := filepath.Join(h.mnt(), "pieces")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -154,10 +147,10 @@ func (f *fileSystem) write(h *host, stop <-chan struct{}) (n int, err error) {
 		case <-time.After(pieceEvery):
 		}
 		if err := f.piece(h, fmt.Sprintf("%d-%06d", f.round, n)); err != nil {
-			if _, alive := f.at[h.name]; alive && f.round > 1 {
-				return n, err
+			if h.dead.Load() {
+				return n, nil
 			}
-			return n, nil
+			return n, err
 		}
 	}
 }
@@ -167,7 +160,7 @@ func (f *fileSystem) resume(h *host) error {
 	if err := f.mount(h); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(filepath.Join(f.at[h.name], "first-write"), os.O_CREATE|os.O_WRONLY, 0o644)
+	file, err := os.OpenFile(filepath.Join(h.mnt(), "first-write"), os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
@@ -188,7 +181,7 @@ func (f *fileSystem) check(h *host) (string, error) {
 	}
 	for _, set := range []map[string][32]byte{f.sums, f.notes} {
 		for name, want := range set {
-			got, err := sumFile(filepath.Join(f.at[h.name], name))
+			got, err := sumFile(filepath.Join(h.mnt(), name))
 			if err != nil {
 				return "", fmt.Errorf("an acknowledged write is lost: %w", err)
 			}

@@ -208,7 +208,7 @@ func (b *blocks) write(h *host, stop <-chan struct{}) (acked int, err error) {
 		case <-time.After(pieceEvery):
 		}
 		if err := b.put(n, b.rng.Int64N(b.c.size/blockSize)); err != nil {
-			if h.cmd == nil { // it was killed
+			if h.dead.Load() {
 				return acked, nil
 			}
 			return acked, err
