@@ -173,7 +173,7 @@ type SuperPeer struct {
 	Connected, OutDated, FullSync bool
 }
 
-// Disk of a volume as the caller found it at attach.
+// DiskInfo is the disk of a volume as the caller found it at attach.
 type DiskInfo struct {
 	Capacity int64 // bytes for data that the disk and its metadata allow (d_size)
 	Super    Super

@@ -321,7 +321,7 @@ func (m *Machine) Disconnect(now Now, peer int, force bool, cmd any) {
 	m.closeEpoch(p)
 	m.sendBarrier(p)
 	m.askPeer(p, -1, maskConn, wire.State(wire.Disconnecting)<<4, func(err error) {
-		if err != nil && err != ErrLinkLost {
+		if err != nil && !errors.Is(err, ErrLinkLost) {
 			m.result(cmd, err)
 			return
 		}

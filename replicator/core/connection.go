@@ -17,12 +17,16 @@ const (
 func (m *Machine) Connect(now Now, peer int, discardMyData bool, cmd any) {
 	m.tick(now)
 	p := m.peers[peer]
-	if p.state != wire.StandAlone {
-		m.result(cmd, nil) // it tries already, or is connected
-		return
-	}
-	if discardMyData && m.role == wire.Primary {
+	switch {
+	case discardMyData && m.role == wire.Primary:
 		m.result(cmd, fmt.Errorf("discard-my-data: this node %w", ErrPrimary))
+		return
+	case discardMyData && p.up:
+		m.result(cmd, fmt.Errorf("discard-my-data: %w: the nodes are connected, so there is nothing to decide", ErrTwice))
+		return
+	case p.state != wire.StandAlone:
+		p.discard = p.discard || discardMyData
+		m.result(cmd, nil) // it tries already, or is connected
 		return
 	}
 	p.discard = discardMyData
@@ -492,7 +496,7 @@ func (m *Machine) linkGone(l *link) {
 	m.stopSync(l)
 	l.uuids = nil
 	l.conn = l.p.state
-	l.role, l.peerPause = wire.RoleUnknown, false
+	l.role, l.peerPause, l.afterPause = wire.RoleUnknown, false, false
 	if l.disk < wire.Inconsistent || l.disk > wire.DUnknown {
 		l.disk = wire.DUnknown
 	}

@@ -204,7 +204,7 @@ func (m *Machine) decide(l *link) error {
 		}
 		m.event(v.num, p.idx, "split brain resolved "+how+": "+r.String(), nil)
 	}
-	if r == genid.Equal && hawser && !(mine && theirs) {
+	if r == genid.Equal && hawser && (!mine || !theirs) {
 		// Equal ids are no proof of equal blocks (promise I14): bits that are set mean a resync.
 		if r = genid.Leftover(in); !r.Decided() {
 			return m.refuseData(l, "both nodes are Primary and blocks differ")
@@ -369,6 +369,16 @@ func (m *Machine) sanitize(l *link) {
 	if old != v.disk {
 		m.event(v.num, -1, "disk "+v.disk.String(), nil)
 		m.writeSuper(v, false, false, false, nil)
+		m.reportOthers(l)
+	}
+}
+
+// reportOthers tells the other peers what changed because of this one.
+func (m *Machine) reportOthers(l *link) {
+	for _, o := range l.v.pv {
+		if o != l && o.p.up && o.conn >= wire.Connected {
+			m.sendState(o)
+		}
 	}
 }
 

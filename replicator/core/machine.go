@@ -159,7 +159,6 @@ type link struct {
 	peerSet                          genid.Set // the peer's UUIDs as corrected by the comparison, for the end of a resync
 	dsize, usize, csize              int64
 	userPause, afterPause, peerPause bool
-	sentState                        wire.State
 
 	seq      uint32 // last sequence number sent
 	peerSeq  uint32 // highest seen
@@ -311,6 +310,7 @@ func (m *Machine) SuperDone(now Now, vol int, token uint64, err error) {
 		m.diskFailed(v, err)
 	}
 	m.releaseHeld(v)
+	m.closeIfIdle(v)
 }
 
 func (m *Machine) releaseHeld(v *volume) {
@@ -322,19 +322,6 @@ func (m *Machine) releaseHeld(v *volume) {
 	for _, h := range held {
 		m.answer(h.r, h.err)
 	}
-}
-
-// dropWaits runs everything that waited for superblocks of a disk that is gone.
-func (m *Machine) dropWaits(v *volume, err error) {
-	waits := v.waits
-	v.waits = nil
-	v.hold = 0
-	for _, w := range waits {
-		if w.then != nil {
-			w.then(err)
-		}
-	}
-	m.releaseHeld(v)
 }
 
 // set gives the UUIDs of v towards peer i.

@@ -174,6 +174,11 @@ func (m *Machine) syncUUID(l *link, id uint64) error {
 		m.emit(UndoBegin, v.num, l.p.idx)
 	}
 	m.runHandler(v.num, l.p.idx, "before-resync-target")
+	for _, o := range v.pv { // from one source at a time
+		if o != l && (o.conn == wire.SyncTarget || o.conn == wire.PausedSyncT) {
+			l.afterPause = true
+		}
+	}
 	m.setConn(l, wire.SyncTarget)
 	gen := l.p.gen
 	// The source forgets a block when it is in our cache. Should that be lost in a power cut, our own bitmap must know.
@@ -576,6 +581,7 @@ func (m *Machine) targetDone(l *link) {
 		m.setConn(l, wire.Connected)
 		m.event(v.num, -1, "disk UpToDate", nil)
 		m.sendState(l)
+		m.reportOthers(l)
 		m.resyncOver(l)
 		m.crashOver(v)
 		m.runHandler(v.num, l.p.idx, "after-resync-target")
@@ -620,7 +626,7 @@ func (m *Machine) resyncOver(l *link) {
 	l.rs.ending = false
 	e := m.emit(Event, l.v.num, l.p.idx)
 	e.Note, e.Off = "resync done", l.rs.total*bitmap.BlockSize
-	m.nextInLine()
+	m.nextInLine(l.v)
 }
 
 // stopSync drops a resync or verify where it stands; the bits know what is missing.
@@ -657,8 +663,12 @@ func (m *Machine) stopSync(l *link) {
 	if !l.p.up {
 		l.undo = false
 	}
+	wasTarget := l.conn == wire.SyncTarget
 	l.rs = resync{}
 	l.gotPeerBitmap, l.starting = false, false
+	if wasTarget {
+		m.nextInLine(v)
+	}
 }
 
 // setPeerPause follows the peer's pause flags.
@@ -671,5 +681,18 @@ func (l *link) setPeerPause(m *Machine, on bool) {
 	m.syncMore(l)
 }
 
-// nextInLine is called when a resync ended.
-func (m *Machine) nextInLine() {}
+// nextInLine lets a resync from another source begin that waited for this one.
+func (m *Machine) nextInLine(v *volume) {
+	for _, l := range v.pv {
+		if !l.afterPause {
+			continue
+		}
+		l.afterPause = false
+		if l.conn == wire.PausedSyncT {
+			m.setConn(l, wire.SyncTarget)
+			m.sendState(l)
+			m.syncMore(l)
+		}
+		return
+	}
+}

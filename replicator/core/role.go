@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/hawser-ha/hawser/replicator/pace"
@@ -93,7 +94,7 @@ func (m *Machine) promoteNext(pr *roleChange) {
 			return
 		}
 		switch {
-		case err == ErrLinkLost || err == ErrNoConnection:
+		case errors.Is(err, ErrLinkLost) || errors.Is(err, ErrNoConnection):
 			// A peer that is gone has no say. The data must still do.
 			if err := m.mayLead(l.v, pr.force); err != nil {
 				m.promoteFailed(pr, fmt.Errorf("volume %d: %w", l.v.num, err))

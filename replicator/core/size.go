@@ -51,9 +51,6 @@ func (m *Machine) sizes(l *link, b *wire.SizesBody) error {
 	if first || l.conn < wire.Connected {
 		return nil // the first P_STATE decides
 	}
-	if v.disk == wire.Negotiating || l.negotiating {
-		return nil
-	}
 	if !m.agreeSizeWith(l, b.DDSFlags) {
 		return nil
 	}
@@ -78,8 +75,8 @@ func (m *Machine) agreeSizeWith(l *link, flags uint16) bool {
 		size = min(mine, l.dsize)
 	case mine > 0:
 		size = mine
-		if v.sup.Size > 0 {
-			size = min(v.sup.Size, mine)
+		if v.size > 0 {
+			size = min(v.size, mine) // what was agreed stays
 		}
 	default: // without a disk: what the peer exports
 		size = l.csize
@@ -101,7 +98,7 @@ func (m *Machine) agreeSizeWith(l *link, flags uint16) bool {
 		}
 	}
 	online := l.conn >= wire.Connected
-	if size < v.size && (v.disk >= wire.Outdated || m.role == wire.Primary) && !(online && v.user > 0) {
+	if size < v.size && (v.disk >= wire.Outdated || m.role == wire.Primary) && (!online || v.user == 0) {
 		m.standAlone(l.p, fmt.Errorf("volume %d: with this peer the volume would shrink from %d to %d bytes", v.num, v.size, size))
 		return false
 	}
