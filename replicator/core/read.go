@@ -58,6 +58,7 @@ func (m *Machine) readRemote(r *Request) {
 		return
 	}
 	r.Peer = -1
+	m.dropHeal(r)
 	switch {
 	case r.localErr != nil:
 		m.finish(r, ioErr(r.localErr))
@@ -79,7 +80,28 @@ func (m *Machine) readDone(r *Request) {
 		return
 	}
 	m.event(r.Vol, -1, "read error, trying a peer", r.localErr)
-	m.readRemote(r)
+	if r.v.disk < wire.Inconsistent {
+		m.readRemote(r)
+		return
+	}
+	// What the peer gives is written over the bad block: most disks then give it a new place. Nothing else may write there
+	// between the peer's reading and our writing, so the heal takes its place among the writes before it asks.
+	h := m.NewRequest(HealWrite)
+	h.Vol, h.Off, h.Len, h.Op, h.v, h.Tag = r.Vol, r.Off, r.Len, OpWrite, r.v, r
+	h.FUA = true
+	r.heal = h
+	if r.v.list(h) {
+		m.begin(h)
+	}
+}
+
+// dropHeal gives up writing over a bad block.
+func (m *Machine) dropHeal(r *Request) {
+	if h := r.heal; h != nil {
+		r.heal = nil
+		m.unlist(h)
+		m.release(h)
+	}
 }
 
 // pendingRead takes the read that a peer answers out of the peer's list.
@@ -103,18 +125,11 @@ func (m *Machine) dataReply(l *link, pkt *wire.Packet) error {
 	if r == nil || int64(pkt.Size) != r.Len {
 		return errors.New("data reply to no read")
 	}
-	v := r.v
-	if r.localErr != nil && v.disk >= wire.Inconsistent && !r.failed {
-		// Write the good data over the bad block: most disks then give it a new place. The reader waits for that, since
-		// its buffer is what is written.
-		h := m.NewRequest(HealWrite)
-		h.Vol, h.Off, h.Len, h.Op, h.v, h.Tag = r.Vol, r.Off, r.Len, OpWrite, v, r
-		h.FUA = true
-		if v.list(h) {
-			m.begin(h)
-		}
+	if h := r.heal; h != nil && r.v.disk >= wire.Inconsistent {
+		m.toDisk(h) // the reader waits for it, since its buffer is what is written
 		return nil
 	}
+	m.dropHeal(r)
 	m.finish(r, nil)
 	return nil
 }
@@ -123,8 +138,7 @@ func (m *Machine) dataReply(l *link, pkt *wire.Packet) error {
 func (m *Machine) healed(h *Request) {
 	r := h.Tag.(*Request)
 	err := h.localErr
-	m.unlist(h)
-	m.release(h)
+	m.dropHeal(r)
 	if err != nil {
 		m.diskFailed(r.v, err)
 	} else {
@@ -157,7 +171,9 @@ func (m *Machine) peerRead(l *link, pkt *wire.Packet) error {
 	}
 	r := m.newPeerRequest(PeerRead, l)
 	r.Off, r.Len, r.Op, r.peerID = off, length, OpRead, pkt.BlockID
-	m.toDisk(r)
+	if v.list(r) { // the peer's writes before it come first, whatever was acknowledged of them
+		m.begin(r)
+	}
 	return nil
 }
 

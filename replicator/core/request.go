@@ -49,9 +49,10 @@ type reqState struct {
 	localErr  error
 	failed    bool // the local disk was given up while the request was on it
 	parts     []part
-	ended     bool // the outcome is known
-	told      bool // and the front end has it
-	retry     int  // bitmask of peers asked for a read
+	ended     bool     // the outcome is known
+	told      bool     // and the front end has it
+	retry     int      // bitmask of peers asked for a read
+	heal      *Request // writes what a peer gives over the block that could not be read
 
 	peerID    uint64 // the peer's block id, to be echoed
 	pflags    wire.Flags
@@ -196,7 +197,7 @@ func (r *Request) onDisk() bool { return r.begun && r.local != localRunning }
 // conflicts says whether r must wait for the older, overlapping o.
 func conflicts(o, r *Request) bool {
 	switch r.Kind {
-	case SyncRead, VerifyRead:
+	case SyncRead, VerifyRead, PeerRead:
 		// A read for the peer waits for writes that are not on the disk yet. It must not wait for the peer's part
 		// of them: the peer may be waiting for this very read.
 		return o.isWrite() && !o.onDisk()
@@ -214,7 +215,7 @@ func conflicts(o, r *Request) bool {
 		}
 		return o.isWrite()
 	}
-	return true
+	return o.Kind != PeerRead
 }
 
 func (r *Request) isWrite() bool {
@@ -278,7 +279,9 @@ func (m *Machine) begin(r *Request) {
 		m.logWrite(r)
 	case PeerWrite:
 		m.beginPeerWrite(r)
-	case HealWrite, SyncRead, VerifyRead:
+	case HealWrite:
+		m.readRemote(r.Tag.(*Request)) // the write follows the peer's answer
+	case SyncRead, VerifyRead, PeerRead:
 		m.toDisk(r)
 	case SyncWrite:
 		m.beginSyncWrite(r)
