@@ -22,43 +22,11 @@ const DefaultNodeFile = "/etc/hawser/hawser.yaml"
 // NodeConfig is the settings of one node.
 type NodeConfig struct {
 	Node         string  `mapstructure:"node"`          // its name in the resource files
-	Cluster      string  `mapstructure:"cluster"`       // part of every etcd key
-	Coordination string  `mapstructure:"coordination"`  // etcd, or none: Pacemaker decides
 	RunDir       string  `mapstructure:"run-dir"`       // sockets
 	StateDir     string  `mapstructure:"state-dir"`     // what must survive a reboot: terms, undo logs
 	ResourcesDir string  `mapstructure:"resources-dir"` // resource files
-	API          Listen  `mapstructure:"api"`           // the API over TCP; its Unix socket is always there
-	Metrics      Listen  `mapstructure:"metrics"`       // Prometheus
-	Etcd         Etcd    `mapstructure:"etcd"`
-	Lease        Lease   `mapstructure:"lease"`
 	Log          Log     `mapstructure:"log"`
 	Timeout      Timeout `mapstructure:"timeout"`
-}
-
-// Listen is a TCP listener. TLS is on when the three files are named.
-type Listen struct {
-	Listen  string `mapstructure:"listen"` // IP:port; "" is none
-	TLSCert string `mapstructure:"tls-cert"`
-	TLSKey  string `mapstructure:"tls-key"`
-	TLSCA   string `mapstructure:"tls-ca"` // clients must show a certificate of this CA
-}
-
-// Etcd says how to reach the cluster's etcd.
-type Etcd struct {
-	Endpoints []string `mapstructure:"endpoints"` // URLs
-	TLSCert   string   `mapstructure:"tls-cert"`
-	TLSKey    string   `mapstructure:"tls-key"`
-	TLSCA     string   `mapstructure:"tls-ca"`
-	Username  string   `mapstructure:"username"`
-	Password  string   `mapstructure:"password"`
-}
-
-// Lease is the timing of leases in etcd. How long a failover takes is about TTL.
-type Lease struct {
-	TTL        time.Duration `mapstructure:"ttl"`         // etcd drops the key after this; whole seconds
-	RenewEvery time.Duration `mapstructure:"renew-every"` // from send to send
-	RPCTimeout time.Duration `mapstructure:"rpc-timeout"` // for one attempt
-	Margin     time.Duration `mapstructure:"margin"`      // a holder stops that long before the lease ends
 }
 
 // Log says how the agent logs.
@@ -81,12 +49,9 @@ func DefaultNode() NodeConfig {
 	}
 	return NodeConfig{
 		Node:         name,
-		Cluster:      "default",
-		Coordination: none,
 		RunDir:       "/run/hawser",
 		StateDir:     "/var/lib/hawser",
 		ResourcesDir: "/etc/hawser/resources.d",
-		Lease:        Lease{TTL: 10 * time.Second, RenewEvery: 2 * time.Second, RPCTimeout: 2 * time.Second, Margin: time.Second},
 		Log:          Log{Level: "info", Format: "text"},
 		Timeout:      Timeout{Handler: time.Minute, Down: 30 * time.Second},
 	}
@@ -101,7 +66,7 @@ func (n NodeConfig) ReplicatorSocket(resource string) string {
 }
 
 // LoadNode reads file, then HAWSER_* from the environment (HAWSER_RUN_DIR,
-// HAWSER_LEASE_TTL), then those of flags that were set (--run-dir, --lease-ttl);
+// HAWSER_LOG_LEVEL), then those of flags that were set (--run-dir, --log-level);
 // the last one wins. flags may be nil. file "" is DefaultNodeFile, which need
 // not exist. The error joins all complaints.
 func LoadNode(file string, flags *pflag.FlagSet) (NodeConfig, error) {
@@ -206,9 +171,6 @@ func (n NodeConfig) check(c *complaints) {
 	if why := CheckName(n.Node); why != "" {
 		c.add("node", why, nameHint)
 	}
-	if why := CheckName(n.Cluster); why != "" {
-		c.add("cluster", why, nameHint)
-	}
 	for _, d := range []struct{ key, dir string }{{"run-dir", n.RunDir}, {"state-dir", n.StateDir}, {"resources-dir", n.ResourcesDir}} {
 		if why := checkPath(d.dir); why != "" {
 			c.add(d.key, why, "")
@@ -219,21 +181,8 @@ func (n NodeConfig) check(c *complaints) {
 			c.add(key, fmt.Sprintf("%q is none of %s", value, strings.Join(of, ", ")), "")
 		}
 	}
-	oneOf("coordination", n.Coordination, none, "etcd")
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
-	n.API.check(c, "api")
-	n.Metrics.check(c, "metrics")
-	if n.API.Listen != "" && n.API.Listen == n.Metrics.Listen {
-		c.add("metrics.listen", n.Metrics.Listen+" is the address of the API too", "give it a port of its own")
-	}
-	if n.API.Listen != "" && n.API.TLSCA == "" && !loopback(n.API.Listen) {
-		c.add("api.listen", n.API.Listen+" lets anybody on the network give commands", "set tls-cert, tls-key and tls-ca, or listen on 127.0.0.1")
-	}
-	if n.Coordination == "etcd" {
-		n.Etcd.check(c)
-		n.Lease.check(c)
-	}
 	for _, t := range []struct {
 		key string
 		d   time.Duration
@@ -242,11 +191,6 @@ func (n NodeConfig) check(c *complaints) {
 			c.add(t.key, fmt.Sprintf("%s is less than a second", t.d), "")
 		}
 	}
-}
-
-func loopback(listen string) bool {
-	a, why := parseAddress(listen, true)
-	return why == "" && a.Addr().IsLoopback()
 }
 
 // threeFiles complains unless all of TLS is named, or nothing.
@@ -263,47 +207,5 @@ func threeFiles(c *complaints, key, cert, private, ca string) {
 	}
 	if set != 0 && set != 3 {
 		c.add(key, "TLS needs tls-cert, tls-key and tls-ca", "")
-	}
-}
-
-func (l Listen) check(c *complaints, key string) {
-	if l.Listen != "" {
-		if _, why := parseAddress(l.Listen, true); why != "" {
-			c.add(key+".listen", why, "")
-		}
-	}
-	threeFiles(c, key, l.TLSCert, l.TLSKey, l.TLSCA)
-}
-
-func (e Etcd) check(c *complaints) {
-	if len(e.Endpoints) == 0 {
-		c.add("etcd.endpoints", "coordination etcd needs endpoints", "endpoints: [http://127.0.0.1:2379]")
-	}
-	for _, u := range e.Endpoints {
-		if !strings.HasPrefix(u, "http://") && !strings.HasPrefix(u, "https://") {
-			c.add("etcd.endpoints", fmt.Sprintf("%q is no URL", u), "http://IP:2379")
-		}
-	}
-	if e.TLSCA != "" && e.TLSCert == "" && e.TLSKey == "" {
-		return // the server proves itself, the client by password or not at all
-	}
-	threeFiles(c, "etcd", e.TLSCert, e.TLSKey, e.TLSCA)
-}
-
-func (l Lease) check(c *complaints) {
-	if l.TTL < 2*time.Second || l.TTL%time.Second != 0 {
-		c.add("lease.ttl", fmt.Sprintf("%s is not a whole number of seconds from 2 on", l.TTL), "")
-	}
-	for _, d := range []struct {
-		key string
-		d   time.Duration
-	}{{"renew-every", l.RenewEvery}, {"rpc-timeout", l.RPCTimeout}, {"margin", l.Margin}} {
-		if d.d <= 0 {
-			c.add("lease."+d.key, fmt.Sprintf("%s is not above 0", d.d), "")
-		}
-	}
-	// Two attempts must fit before the holder has to stop.
-	if need := l.RenewEvery + 2*l.RPCTimeout + l.Margin; need > l.TTL {
-		c.add("lease", fmt.Sprintf("renew-every + 2*rpc-timeout + margin = %s exceeds ttl = %s", need, l.TTL), "raise ttl, or lower one of them")
 	}
 }

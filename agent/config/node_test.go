@@ -26,25 +26,8 @@ func TestSampleNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := DefaultNode()
-	want.Metrics.Listen = "127.0.0.1:9942"
 	if !reflect.DeepEqual(n, want) {
 		t.Errorf("got %+v\nwant %+v", n, want)
-	}
-	// What the comments call the default is the default.
-	text, err := os.ReadFile("../../etc/hawser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range []string{"# cluster: default\n", "# run-dir: /run/hawser ", "# state-dir: /var/lib/hawser ",
-		"# resources-dir: /etc/hawser/resources.d ", "#   ttl: 10s\n", "#   renew-every: 2s\n", "#   rpc-timeout: 2s\n",
-		"#   margin: 1s ", "#   handler: 1m ", "#   down: 30s "} {
-		if !strings.Contains(string(text), line) {
-			t.Errorf("the sample lacks %q", line)
-		}
-	}
-	if want.Lease != (Lease{10 * time.Second, 2 * time.Second, 2 * time.Second, time.Second}) || want.Cluster != "default" ||
-		want.Timeout != (Timeout{time.Minute, 30 * time.Second}) || want.ResourcesDir != "/etc/hawser/resources.d" {
-		t.Errorf("the sample's comments are old: %+v", want)
 	}
 	if s := n.ReplicatorSocket("r0"); s != "/run/hawser/replicator/r0.sock" || n.AgentSocket() != "/run/hawser/agent.sock" {
 		t.Error(s)
@@ -52,11 +35,10 @@ func TestSampleNode(t *testing.T) {
 }
 
 func TestNodeOrder(t *testing.T) {
-	file := writeNode(t, "node: file\nrun-dir: /file\nstate-dir: /file\nlease: {ttl: 20s}\netcd: {endpoints: [http://a:1]}\n")
+	file := writeNode(t, "node: file\nrun-dir: /file\nstate-dir: /file\ntimeout: {handler: 20s}\n")
 	t.Setenv("HAWSER_RUN_DIR", "/env")
 	t.Setenv("HAWSER_STATE_DIR", "/env")
-	t.Setenv("HAWSER_LEASE_RENEW_EVERY", "3s")
-	t.Setenv("HAWSER_ETCD_ENDPOINTS", "http://b:1,http://c:1")
+	t.Setenv("HAWSER_TIMEOUT_DOWN", "3s")
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.String("run-dir", "/default-of-the-flag", "")
 	flags.String("state-dir", "/default-of-the-flag", "")
@@ -75,10 +57,9 @@ func TestNodeOrder(t *testing.T) {
 		{"the file goes before the default", n.Node, "file"},
 		{"the environment goes before the file", n.RunDir, "/env"},
 		{"a flag that was set goes before both", n.StateDir, "/flag"},
-		{"durations in the file", n.Lease.TTL, 20 * time.Second},
-		{"an environment variable the file does not mention", n.Lease.RenewEvery, 3 * time.Second},
-		{"the rest is the default", n.Lease.RPCTimeout, 2 * time.Second},
-		{"a list in the environment", n.Etcd.Endpoints, []string{"http://b:1", "http://c:1"}},
+		{"durations in the file", n.Timeout.Handler, 20 * time.Second},
+		{"an environment variable the file does not mention", n.Timeout.Down, 3 * time.Second},
+		{"the rest is the default", n.Log.Level, "info"},
 	} {
 		if !reflect.DeepEqual(tc.got, tc.want) {
 			t.Errorf("%s: %v, want %v", tc.rule, tc.got, tc.want)
@@ -88,9 +69,9 @@ func TestNodeOrder(t *testing.T) {
 
 func TestNodeComplaints(t *testing.T) {
 	for name, text := range map[string]string{
-		"keys":   "node: alpha\nrun-dri: /run/hawser\nlease:\n  tll: 3s\nlog: debug\netcd:\n  endpoints: []\n  endpoints: []\n",
-		"values": "node: al pha\nrun-dir: run\ncoordination: etcd\nlease:\n  ttl: 1500ms\n  margin: 0s\napi:\n  listen: 10.1.0.1:7780\n  tls-cert: x\nmetrics: {listen: 10.1.0.1:7780}\nlog: {level: loud}\ntimeout: {down: 1ms}\n",
-		"type":   "node: alpha\nlease:\n  ttl: soon\n",
+		"keys":   "node: alpha\nrun-dri: /run/hawser\ntimeout:\n  donw: 3s\nlog: debug\nstate-dir: /a\nstate-dir: /b\n",
+		"values": "node: al pha\nrun-dir: run\nlog: {level: loud}\ntimeout: {down: 1ms}\n",
+		"type":   "node: alpha\ntimeout:\n  down: soon\n",
 		"syntax": "node: [\n",
 	} {
 		file := writeNode(t, text)
