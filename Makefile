@@ -61,7 +61,7 @@ $(LINT):
 
 shell:
 	@git ls-files | while read -r f; do case $$(head -c 64 "$$f" | head -n 1) in '#!/bin/sh'*|'#!/usr/bin/env sh'*) echo "$$f";; esac; done | \
-		xargs -r shellcheck -s sh
+		xargs -r shellcheck -s sh -x -P SCRIPTDIR
 
 bench: deps build ## speed beside other programs, as ratios: BENCHFLAGS=-long, PEERS=, CELLS= (docs/performance.md)
 	$(GO) build -o bin/bench ./test/bench
