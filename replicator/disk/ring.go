@@ -153,9 +153,10 @@ func (r *ring) queued() uint32 {
 	return atomic.LoadUint32(r.sqTail) - head
 }
 
-// enter hands n entries to the kernel, which takes fewer when fewer are there.
+// enter hands n entries to the kernel, which takes fewer when fewer are there. It waits for nothing (what would wait
+// goes to the kernel's own threads), so the runtime is not told of it, which would wake its monitor thread.
 func (r *ring) enter(n uint32) error {
-	if _, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(n), 0, 0, 0, 0); e != 0 {
+	if _, _, e := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(n), 0, 0, 0, 0); e != 0 {
 		return e
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -22,6 +23,7 @@ type uring struct {
 	s      *store
 	r      *ring
 	event  *os.File
+	raw    syscall.RawConn // of event
 	aux    *workers
 	halt   atomic.Bool
 	reaper sync.WaitGroup
@@ -37,10 +39,14 @@ func newUring(s *store, depth int) (engine, error) {
 		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), r.close())
 	}
 	event := os.NewFile(uintptr(fd), "eventfd")
-	if err := r.registerEventfd(fd); err != nil {
+	raw, err := event.SyscallConn()
+	if err == nil {
+		err = r.registerEventfd(fd)
+	}
+	if err != nil {
 		return nil, errors.Join(err, event.Close(), r.close())
 	}
-	e := &uring{s: s, r: r, event: event, aux: newWorkers(s, auxWorkersMax, depth)}
+	e := &uring{s: s, r: r, event: event, raw: raw, aux: newWorkers(s, auxWorkersMax, depth)}
 	e.reaper.Go(e.reap)
 	return e, nil
 }
@@ -87,9 +93,17 @@ func (e *uring) kick() {
 }
 
 func (e *uring) reap() {
-	var count [8]byte
+	count := new([8]byte)
+	var errno unix.Errno
+	read := func(fd uintptr) bool { // does not block: the runtime waits when it says EAGAIN
+		_, _, errno = unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(count)), uintptr(len(count)))
+		return errno != unix.EAGAIN && errno != unix.EINTR
+	}
 	for {
-		_, err := e.event.Read(count[:])
+		err := e.raw.Read(read)
+		if err == nil && errno != 0 {
+			err = errno
+		}
 		if e.halt.Load() {
 			return
 		}

@@ -70,6 +70,7 @@ type queue struct {
 	joined  []byte
 	iov     [iovMax]unix.Iovec
 	msg     unix.Msghdr
+	size    int // bytes of msg
 	n       int
 	err     error
 	try     func(fd uintptr) bool // one attempt
@@ -252,7 +253,9 @@ func (q *queue) pieces(f func(b []byte) (more bool)) {
 // gather describes the next system call.
 func (q *queue) gather() {
 	n := 0
+	q.size = 0
 	q.pieces(func(b []byte) bool {
+		q.size += len(b)
 		q.iov[n].Base = &b[0]
 		q.iov[n].SetLen(len(b))
 		n++
@@ -273,7 +276,7 @@ func (q *queue) join() {
 }
 
 func (q *queue) sendmsg(fd uintptr) {
-	q.n, q.err = sendmsg(fd, &q.msg)
+	q.n, q.err = sendmsg(fd, &q.msg, q.size)
 }
 
 // advance accounts for n bytes sent and tells the owners of finished packets.

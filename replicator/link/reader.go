@@ -27,6 +27,7 @@ type reader struct {
 
 	iov  [2]unix.Iovec
 	iovs int
+	want int // bytes needed now
 	n    int
 	err  error
 	try  func(fd uintptr) bool
@@ -38,7 +39,7 @@ func (rd *reader) init(c *Conn, kind Socket, conn net.Conn, size int) {
 	rd.buf = make([]byte, size)
 	rd.last.Store(Now())
 	rd.try = func(fd uintptr) bool {
-		rd.n, rd.err = readv(fd, rd.iov[:rd.iovs])
+		rd.n, rd.err = readv(fd, rd.iov[:rd.iovs], rd.want)
 		if rd.err != unix.EAGAIN {
 			return true
 		}
@@ -152,7 +153,7 @@ func (rd *reader) read(dst []byte) (n int, err error) {
 		}
 		n, err = rd.conn.Read(dst)
 	} else {
-		rd.iovs = 0
+		rd.iovs, rd.want = 0, len(dst)
 		for _, b := range [...][]byte{dst, rd.buf[rd.w:]} {
 			if len(b) > 0 {
 				rd.iov[rd.iovs].Base = &b[0]

@@ -26,10 +26,24 @@ func underTCP(conn net.Conn) (*net.TCPConn, syscall.RawConn) {
 	return nil, nil
 }
 
+// call makes a system call that copies about size bytes and never waits. Of a short one the runtime is not told: its
+// monitor thread, asleep while everything waits for the network, would be woken, and then look at us every 20 us for a
+// while. A long one may cost other goroutines the processor, if the runtime does not know.
+func call(trap, fd, a, b uintptr, size int) (uintptr, unix.Errno) {
+	if size <= shortCall {
+		n, _, errno := unix.RawSyscall(trap, fd, a, b)
+		return n, errno
+	}
+	n, _, errno := unix.Syscall(trap, fd, a, b)
+	return n, errno
+}
+
+const shortCall = 64 << 10 // bytes
+
 // sendmsg sends without waiting and without SIGPIPE. The error is a syscall.Errno.
-func sendmsg(fd uintptr, msg *unix.Msghdr) (int, error) {
+func sendmsg(fd uintptr, msg *unix.Msghdr, size int) (int, error) {
 	for {
-		n, _, errno := unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, errno := call(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, size)
 		switch errno {
 		case 0:
 			return int(n), nil
@@ -42,10 +56,10 @@ func sendmsg(fd uintptr, msg *unix.Msghdr) (int, error) {
 	}
 }
 
-// readv reads from a non-blocking descriptor.
-func readv(fd uintptr, iov []unix.Iovec) (int, error) {
+// readv reads from a non-blocking descriptor; size bytes are expected.
+func readv(fd uintptr, iov []unix.Iovec, size int) (int, error) {
 	for {
-		n, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+		n, errno := call(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)), size)
 		switch errno {
 		case 0:
 			return int(n), nil

@@ -25,6 +25,8 @@ type node struct {
 // cluster is one or two of them.
 type cluster struct {
 	w     *world
+	bin   string // the program
+	port  int
 	nodes []*node
 }
 
@@ -33,7 +35,7 @@ func (n *node) run() string { return filepath.Join(n.dir, "run") }
 // hawser runs the command line on a node.
 func (c *cluster) hawser(n *node, line string) (string, error) {
 	args := append([]string{"--run-dir", n.run()}, strings.Fields(line)...)
-	out, err := c.w.output(exec.CommandContext(c.w.ctx, c.w.o.hawser, args...))
+	out, err := c.w.output(exec.CommandContext(c.w.ctx, c.bin, args...))
 	if err != nil {
 		return "", fmt.Errorf("on %s: %w%s", n.name, err, c.w.lastLog())
 	}
@@ -64,13 +66,31 @@ func (c *cluster) status(n *node) (*control.Status, error) {
 	return st.Resources[0].Status, nil
 }
 
-func upHawser(w *world, p *peer) error { return startHawser(w, p, "") }
+func upHawser(w *world, p *peer) error { return startHawser(w, p, w.o.hawser, "") }
 
-func upHawserPair(w *world, p *peer) error { return startHawser(w, p, "C") }
+func upHawserPair(w *world, p *peer) error { return startHawser(w, p, w.o.hawser, "C") }
 
-// startHawser starts one node, or two with the given protocol, makes the first Primary and waits for the initial sync.
-func startHawser(w *world, p *peer, protocol string) error {
-	c := &cluster{w: w}
+// besides adds the other build to the peers of a group.
+func (w *world) besides(peers []spec) []spec {
+	if w.o.beside == "" {
+		return peers
+	}
+	var out []spec
+	for _, s := range peers {
+		out = append(out, s)
+		switch s.name {
+		case "hawser":
+			out = append(out, spec{"hawser-beside", nil, func(w *world, p *peer) error { return startHawser(w, p, w.o.beside, "") }})
+		case "hawser-c":
+			out = append(out, spec{"hawser-c-beside", nil, func(w *world, p *peer) error { return startHawser(w, p, w.o.beside, "C") }})
+		}
+	}
+	return out
+}
+
+// startHawser starts one node of the given build, or two with the given protocol, makes the first Primary and waits for the initial sync.
+func startHawser(w *world, p *peer, bin, protocol string) error {
+	c := &cluster{w: w, bin: bin, port: w.nextPort()}
 	p.cluster = c
 	hosts := []string{""}
 	if protocol != "" {
@@ -96,14 +116,14 @@ func startHawser(w *world, p *peer, protocol string) error {
 		if err := os.WriteFile(filepath.Join(n.dir, "resources.d", resource+".yaml"), c.definition(protocol), 0o600); err != nil {
 			return err
 		}
-		cmd, err := w.daemon(p, n.host, w.o.hawser, "agent", "--node", n.name, "--run-dir", n.run(), "--state-dir", filepath.Join(n.dir, "state"),
+		cmd, err := w.daemon(p, n.host, c.bin, "agent", "--node", n.name, "--run-dir", n.run(), "--state-dir", filepath.Join(n.dir, "state"),
 			"--resources-dir", filepath.Join(n.dir, "resources.d"), "--log-level", "warn")
 		if err != nil {
 			return err
 		}
 		p.pids = append(p.pids, cmd.Process.Pid)
 		err = w.until("agent on "+n.name, func() bool {
-			return exec.Command(w.o.hawser, "--run-dir", n.run(), "version").Run() == nil && exists(filepath.Join(n.run(), "agent.sock"))
+			return exec.Command(c.bin, "--run-dir", n.run(), "version").Run() == nil && exists(filepath.Join(n.run(), "agent.sock"))
 		})
 		if err != nil {
 			return err
@@ -152,7 +172,7 @@ func (c *cluster) definition(protocol string) []byte {
 		addrs = []string{"127.0.0.1"}
 	}
 	for i, n := range c.nodes {
-		fmt.Fprintf(&b, "  - name: %s\n    address: %s:7789\n    volumes:\n      - volume: 0\n        disk: %s\n", n.name, addrs[i], n.disk)
+		fmt.Fprintf(&b, "  - name: %s\n    address: %s:%d\n    volumes:\n      - volume: 0\n        disk: %s\n", n.name, addrs[i], c.port, n.disk)
 	}
 	b.WriteString("volumes:\n  - volume: 0\n    device: none\n")
 	if protocol != "" {

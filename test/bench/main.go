@@ -22,6 +22,7 @@ const (
 // options are the command line.
 type options struct {
 	hawser string
+	beside string // another build
 	dir    string // on a real disk
 	shm    string // on tmpfs
 	tsv    string
@@ -62,6 +63,7 @@ func parse() (*options, error) {
 	var peers, cells string
 	var long bool
 	flag.StringVar(&o.hawser, "hawser", "bin/hawser", "the program to measure")
+	flag.StringVar(&o.beside, "beside", "", "another build of it, measured in the same turns")
 	flag.StringVar(&o.dir, "dir", "/var/tmp", "folder on a real disk; 4 GiB are used below it")
 	flag.StringVar(&o.shm, "shm", "/dev/shm", "folder on tmpfs; 2 GiB are used below it")
 	flag.StringVar(&o.tsv, "tsv", "", "file for every single run, tab separated")
@@ -95,6 +97,11 @@ func parse() (*options, error) {
 		return nil, err
 	}
 	o.hawser = abs
+	if o.beside != "" {
+		if o.beside, err = filepath.Abs(o.beside); err != nil {
+			return nil, err
+		}
+	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root")
 	}
@@ -158,7 +165,7 @@ func (w *world) measureGroup(g group, res *results) error {
 	}
 	began := time.Now()
 	var peers []*peer
-	for _, s := range g.peers {
+	for _, s := range w.besides(g.peers) {
 		if !w.o.wantsPeer(s.name) {
 			continue
 		}

@@ -80,7 +80,7 @@ func peerNames() []string {
 			}
 		}
 	}
-	return names
+	return append(names, "hawser-beside", "hawser-c-beside")
 }
 
 // disk makes a backing file of p.
@@ -136,8 +136,7 @@ func qemuPair(w *world, p *peer) ([]string, error) {
 	if p.b, err = p.disk(w, ".b"); err != nil {
 		return nil, err
 	}
-	w.port++
-	port := fmt.Sprint(w.port)
+	port := fmt.Sprint(w.nextPort())
 	cmd, err := w.daemon(p, "b", "qemu-nbd", "-t", "-f", "raw", "--cache=none", "--aio=io_uring", "-b", addrQuick, "-p", port, p.b)
 	if err != nil {
 		return nil, err

@@ -183,6 +183,16 @@ func (r *results) print(out io.Writer) (missed int) {
 		of := func(f func(result) float64) float64 { return median(r.turns(x.group, x.cell, x.peer, f)) }
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%s\t%.0f\t%.0f\t%.1f\n", x.group, x.cell, x.peer, of(value), x.unit, of(lat), of(p99), of(cpuOf))
 	}
+	for _, g := range groups {
+		for _, j := range jobs {
+			for _, p := range []string{"hawser", "hawser-c"} {
+				if x := r.ratio(g.name, j.name, p, p+"-beside"); !math.IsNaN(x) {
+					c := pairwise(quotient, r.turns(g.name, j.name, p, cpuOf), r.turns(g.name, j.name, p+"-beside", cpuOf))
+					fmt.Fprintf(t, "%s\t%s\t%s to beside\t%.3f\tratio\t\t\t%.3f\n", g.name, j.name, p, x, c)
+				}
+			}
+		}
+	}
 	_ = t.Flush() // out is a terminal or a pipe; the table is all there is to lose
 	fmt.Fprintln(out)
 	t = tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)

@@ -22,7 +22,7 @@ func (w *world) measureResync(res *results) error {
 		}
 	}
 	h := &peer{name: "hawser-resync", dir: w.shm}
-	if err := startHawser(w, h, "C"); err != nil {
+	if err := startHawser(w, h, w.o.hawser, "C"); err != nil {
 		return err
 	}
 	n := &peer{name: "nbdcopy", dir: w.shm}

@@ -109,6 +109,12 @@ func (w *world) network() error {
 	return nil
 }
 
+// nextPort gives a TCP port that nobody else here uses. They are the hosts', but for those of a single node.
+func (w *world) nextPort() int {
+	w.port++
+	return w.port
+}
+
 // command runs a program to its end.
 func (w *world) command(name string, args ...string) error {
 	_, err := w.output(exec.Command(name, args...))

@@ -93,6 +93,8 @@ type conn struct {
 
 	eager    int // looks of gather still to be had; negative: batches since
 	readFunc func(uintptr) bool
+	waitFunc func(uintptr) bool
+	readTo   []byte
 	readN    int
 	readErr  error
 
@@ -101,7 +103,7 @@ type conn struct {
 	rawWait bool
 	rawN    int
 	rawErr  error
-	iov     [2][]byte
+	iov     [2]unix.Iovec
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
@@ -146,7 +148,7 @@ func (c *conn) noticeDown() {
 // read reads once from the client. A deadline that only says "look at down" is not an error.
 func (c *conn) read(p []byte) (int, error) {
 	for {
-		n, err := c.nc.Read(p)
+		n, err := c.readOnce(p)
 		if n > 0 {
 			return n, nil
 		}
@@ -235,8 +237,33 @@ func (c *conn) poll(tries int) bool {
 
 // rawRead is the system call of poll, in the shape syscall.RawConn asks for.
 func (c *conn) rawRead(fd uintptr) bool {
-	c.readN, c.readErr = unix.Read(int(fd), c.in[c.w:])
+	c.readN, c.readErr = sockRead(fd, c.in[c.w:])
 	return true
+}
+
+// rawAwait is the system call of read, in the same shape: false has the runtime wait until there is something.
+func (c *conn) rawAwait(fd uintptr) bool {
+	c.readN, c.readErr = sockRead(fd, c.readTo)
+	return c.readErr != unix.EAGAIN
+}
+
+// readOnce reads what there is, and waits until there is something.
+func (c *conn) readOnce(p []byte) (int, error) {
+	if c.raw == nil {
+		return c.nc.Read(p)
+	}
+	c.readTo = p
+	err := c.raw.Read(c.waitFunc)
+	c.readTo = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.readErr != nil:
+		return 0, c.readErr
+	case c.readN == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return c.readN, nil
 }
 
 // readFull fills p, first from the buffer.

@@ -317,7 +317,7 @@ func (c *conn) open(e *exported, name string) error {
 	c.raw = nil
 	if sc, ok := c.nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
-			c.raw, c.rawFunc, c.readFunc = raw, c.rawWrite, c.rawRead
+			c.raw, c.rawFunc, c.readFunc, c.waitFunc = raw, c.rawWrite, c.rawRead, c.rawAwait
 		}
 	}
 	return nil

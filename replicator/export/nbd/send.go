@@ -222,12 +222,11 @@ func (c *conn) rawWrite(fd uintptr) bool {
 	for {
 		switch out := c.out[c.outSent:]; {
 		case len(c.big) == 0:
-			c.rawN, c.rawErr = unix.Write(int(fd), out)
+			c.rawN, c.rawErr = sockWrite(fd, out)
 		case len(out) == 0:
-			c.rawN, c.rawErr = unix.Write(int(fd), c.big)
+			c.rawN, c.rawErr = sockWrite(fd, c.big)
 		default:
-			c.iov[0], c.iov[1] = out, c.big
-			c.rawN, c.rawErr = unix.Writev(int(fd), c.iov[:])
+			c.rawN, c.rawErr = sockWritev(fd, &c.iov, out, c.big)
 		}
 		if c.rawErr != unix.EINTR {
 			return c.rawErr != unix.EAGAIN || !c.rawWait
