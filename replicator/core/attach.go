@@ -36,7 +36,7 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 	v.al = actlog.New(d.ALSlots, d.ALBlocks)
 	v.attachCmd = cmd
 	v.disk = wire.Attaching
-	v.unflushed = true
+	v.wrote++ // what its former life left in the cache
 	if v.size == 0 {
 		v.size = v.sup.Size
 	}
@@ -318,8 +318,10 @@ func (m *Machine) Disconnect(now Now, peer int, force bool, cmd any) {
 			return
 		}
 	}
-	m.closeEpoch(p)
-	m.sendBarrier(p)
+	again := func() { m.Disconnect(m.now, peer, force, cmd) }
+	if m.drained(p, again) {
+		return
+	}
 	m.askPeer(p, -1, maskConn, wire.State(wire.Disconnecting)<<4, func(err error) {
 		if err != nil && !errors.Is(err, ErrLinkLost) {
 			m.result(cmd, err)

@@ -452,6 +452,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 		p.ask = nil
 		a.then(ErrLinkLost)
 	}
+	m.drainOver(p)
 	if final {
 		p.discard = false
 		p.setState(m, wire.StandAlone, "")
@@ -494,7 +495,7 @@ func (m *Machine) linkGone(l *link) {
 		m.writeSuper(v, false, true, false, nil)
 	}
 	m.stopSync(l)
-	l.uuids = nil
+	l.uuids, l.skipped = nil, false
 	l.conn = l.p.state
 	l.role, l.peerPause, l.afterPause = wire.RoleUnknown, false, false
 	if l.disk < wire.Inconsistent || l.disk > wire.DUnknown {

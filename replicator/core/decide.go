@@ -31,6 +31,14 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 			pdsk = wire.Inconsistent
 		}
 	}
+	if l.skipped {
+		// From before the peer heard of it: both disks as they were. Writes must not be kept from the peer for that.
+		if pdsk == wire.Inconsistent && s.PDsk() == wire.Inconsistent {
+			pdsk = wire.UpToDate
+		} else {
+			l.skipped = false
+		}
+	}
 	// A target that calls itself UpToDate while its resync has not begun to end is not (15.1).
 	if (l.conn == wire.SyncSource || l.conn == wire.PausedSyncS || l.conn == wire.WFBitMapS) && pdsk == wire.UpToDate &&
 		s.Conn() > wire.Connected && s.Conn() < wire.WFSyncUUID {

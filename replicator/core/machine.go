@@ -59,7 +59,7 @@ type volume struct {
 	held                    []heldCompletion
 	token                   uint64
 	waits                   []superWait // by token, oldest first
-	unflushed               bool        // writes since the last flush of the disk
+	wrote, stable           uint64      // counts writes done on the disk; up to which a flush has made them stable
 	attachCmd               any
 	detachCmd               any
 	reads, writes, alWrites int64 // bytes, bytes, transactions
@@ -100,6 +100,7 @@ type peer struct {
 	tlHead, tlTail *Request // sent writes that are not barrier acknowledged, oldest first
 	tlCount        int
 	flushWait      []*Request // application flushes waiting for a barrier acknowledgement
+	drains         []func()   // waiting until nothing is unacknowledged
 	flushNext      bool       // the next write must not overtake what was sent (protocol A or B, relaxed epochs)
 	inflight       int64      // bytes sent, not barrier acknowledged
 	reads          []*Request // remote reads without answer
@@ -176,6 +177,7 @@ type link struct {
 	aheadUntil    Now  // Ahead: when to try to resync
 	undo          bool // this resync overwrites the loser of a split brain
 	fullSync      bool
+	skipped       bool // the initial sync was skipped: reports from before may still be on the way
 }
 
 // New makes a Machine: Secondary, Diskless, StandAlone.

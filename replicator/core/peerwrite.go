@@ -85,7 +85,7 @@ func (m *Machine) epochs(p *peer) {
 	}
 	p.flushUpTo = n
 	for _, v := range m.vols {
-		if v.unflushed && v.disk >= wire.Inconsistent {
+		if v.stable < v.wrote && v.disk >= wire.Inconsistent {
 			m.epochFlush(p, v)
 		}
 	}
@@ -95,7 +95,6 @@ func (m *Machine) epochs(p *peer) {
 }
 
 func (m *Machine) epochFlush(p *peer, v *volume) {
-	v.unflushed = false
 	r := m.newPeerRequest(EpochFlush, v.pv[p.idx])
 	r.Op = OpFlush
 	p.flushing++
@@ -132,7 +131,7 @@ func (m *Machine) epochsStable(p *peer) {
 	p.rbase += uint32(n)
 	p.flushUpTo = 0
 	if p.drain {
-		m.drained(p)
+		m.drainedHere(p)
 		return
 	}
 	if p.gate && len(p.repoch) == 1 && !p.repoch[0].closed {
@@ -207,11 +206,11 @@ func (m *Machine) drainFor(p *peer, pkt *wire.Packet, tag any) {
 	p.gate = true
 	p.drain = true
 	p.inq = append([]queued{{q, tag, nil}}, p.inq...)
-	m.drained(p)
+	m.drainedHere(p)
 }
 
-// drained goes on after drainFor once nothing is pending: an internal flush without an epoch end.
-func (m *Machine) drained(p *peer) {
+// drainedHere goes on after drainFor once nothing is pending: an internal flush without an epoch end.
+func (m *Machine) drainedHere(p *peer) {
 	if !p.drain {
 		return
 	}
@@ -229,7 +228,7 @@ func (m *Machine) drained(p *peer) {
 		p.flushUpTo = n + 1
 	}
 	for _, v := range m.vols {
-		if v.unflushed && v.disk >= wire.Inconsistent {
+		if v.stable < v.wrote && v.disk >= wire.Inconsistent {
 			m.epochFlush(p, v)
 		}
 	}
@@ -334,7 +333,7 @@ func (m *Machine) peerWriteOver(r *Request) {
 func (m *Machine) epochWriteOver(p *peer, at uint32) {
 	p.repoch[at-p.rbase].pending--
 	if p.drain {
-		m.drained(p)
+		m.drainedHere(p)
 		return
 	}
 	m.epochs(p)

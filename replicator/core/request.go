@@ -66,7 +66,8 @@ type reqState struct {
 	arrived   uint64 // place among the requests of the volume
 	armed     bool   // SyncWrite, VerifyCheck: the peer's reply is here
 	armedAt   uint64
-	csum      bool // SyncWrite, SyncRead: by checksum
+	covers    uint64 // OpFlush: the writes done before it began
+	csum      bool   // SyncWrite, SyncRead: by checksum
 }
 
 // NewRequest takes a Request from the free list.
@@ -300,8 +301,9 @@ func (m *Machine) toDisk(r *Request) {
 	v.local++
 	switch r.Op {
 	case OpWrite, OpDiscard, OpZero:
-		v.unflushed = true
 		v.writes += r.Len
+	case OpFlush:
+		r.covers = v.wrote
 	case OpRead:
 		v.reads += r.Len
 	}

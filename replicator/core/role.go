@@ -245,12 +245,15 @@ func (m *Machine) demoteIfIdle() {
 			return
 		}
 	}
+	if !d.force { // what was acknowledged is to be on the peers' disks: one of them may lead next
+		for _, p := range m.peers {
+			if m.drained(p, m.demoteIfIdle) {
+				return
+			}
+		}
+	}
 	d.granted = true
 	m.role = wire.Secondary
-	for _, p := range m.peers {
-		m.closeEpoch(p)
-		m.sendBarrier(p)
-	}
 	d.open = len(m.vols)
 	for _, v := range m.vols {
 		v.sup.Current &^= 1
@@ -349,7 +352,7 @@ func (m *Machine) NewCurrentUUID(now Now, vol int, clearBitmap bool, cmd any) {
 		m.send(l.p, vol, wire.UUIDs).Ext = &wire.UUIDsBody{Current: announce.Current, Bitmap: announce.Bitmap, History1: announce.History1,
 			History2: announce.History2, Flags: wire.UUIDSkipInitialSync}
 		v.setUUIDs(i, s)
-		v.disk, l.disk = wire.UpToDate, wire.UpToDate
+		v.disk, l.disk, l.skipped = wire.UpToDate, wire.UpToDate, true
 		m.sendState(l) // an older report may be on its way
 	}
 	m.event(vol, -1, "initial sync skipped", nil)

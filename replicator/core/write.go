@@ -296,7 +296,31 @@ func (m *Machine) barrierAck(p *peer, nr, size uint32) error {
 		r.parts[p.idx].state, r.parts[p.idx].ok = partDone, true
 		m.advance(r)
 	}
+	m.drainOver(p)
 	return nil
+}
+
+// drained asks the peer to make everything stable that it was sent. True: then runs when it has, or when it is lost.
+func (m *Machine) drained(p *peer, then func()) bool {
+	if !p.up || p.tlHead == nil && len(p.unacked) == 0 {
+		return false
+	}
+	m.closeEpoch(p)
+	m.sendBarrier(p)
+	p.drains = append(p.drains, then)
+	return true
+}
+
+// drainOver runs what waited for the peer to have everything.
+func (m *Machine) drainOver(p *peer) {
+	if p.tlHead != nil || len(p.unacked) > 0 || len(p.drains) == 0 {
+		return
+	}
+	q := p.drains
+	p.drains = nil
+	for _, then := range q {
+		then()
+	}
 }
 
 // tlPop takes the oldest write out of the transfer log.
@@ -483,7 +507,7 @@ func (m *Machine) flush(r *Request) {
 		r.begun = true
 		r.local = localRunning
 		v.local++
-		v.unflushed = false
+		r.covers = v.wrote
 		m.emit(Disk, r.Vol, -1).Req = r
 		return
 	}
@@ -587,6 +611,12 @@ func (m *Machine) DiskDone(now Now, r *Request, err error) {
 		}
 	}
 	r.localErr = err
+	switch {
+	case r.Op == OpFlush && err == nil:
+		v.stable = max(v.stable, r.covers)
+	case r.Op == OpWrite || r.Op == OpDiscard || r.Op == OpZero:
+		v.wrote++ // a flush that began before does not cover it
+	}
 	if v.waiting > 0 && (r.isWrite() || r.Kind == SyncWrite) {
 		defer m.wake(v) // reads for a peer wait for the disk only
 	}
