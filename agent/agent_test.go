@@ -31,7 +31,7 @@ volumes:
 net:
   ping-int: %d
 handlers:
-  fence-peer: "echo $DRBD_RESOURCE $DRBD_PEER $DRBD_VOLUME >> %s; exit 4"
+  before-resync-target: "echo $DRBD_RESOURCE $DRBD_PEER $DRBD_VOLUME >> %s; exit 4"
 `
 
 // node is one node of the tests: its folders, and the agent that runs now.
@@ -307,7 +307,7 @@ func TestHandlersRunOnceAndAreAnswered(t *testing.T) {
 	_, err := n.up()
 	n.must(err)
 	n.must(n.r0().Do(t.Context(), "disconnect", control.Args{}))
-	n.until("the exit code arrives", func() bool { return len(glob(t, filepath.Join(n.cfg.RunDir, "fenced-42-4-1"))) == 1 })
+	n.until("the exit code arrives", func() bool { return len(glob(t, filepath.Join(n.cfg.RunDir, "answered-42-4-1"))) == 1 })
 	n.until("it is remembered", func() bool { return len(glob(t, filepath.Join(n.cfg.RunDir, "replicator", "r0.event"))) == 1 })
 	text, err := os.ReadFile(filepath.Join(n.dir, "handled"))
 	n.must(err)
@@ -318,8 +318,8 @@ func TestHandlersRunOnceAndAreAnswered(t *testing.T) {
 	// What is asked for while no agent runs is done by the next one; what was answered is not done again.
 	n.must(control.NewClient(n.cfg.ReplicatorSocket("r0"), "r0").Do(t.Context(), "disconnect", control.Args{}))
 	n.start()
-	n.until("the second answer arrives", func() bool { return len(glob(t, filepath.Join(n.cfg.RunDir, "fenced-42-4-2"))) == 1 })
-	if files := glob(t, filepath.Join(n.cfg.RunDir, "fenced-*")); len(files) != 2 {
+	n.until("the second answer arrives", func() bool { return len(glob(t, filepath.Join(n.cfg.RunDir, "answered-42-4-2"))) == 1 })
+	if files := glob(t, filepath.Join(n.cfg.RunDir, "answered-*")); len(files) != 2 {
 		t.Errorf("answers: %v", files)
 	}
 }

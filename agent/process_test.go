@@ -81,8 +81,8 @@ func childTask() error {
 	return control.Errorf(control.NoMetadata, "there is no metadata")
 }
 
-// volatile is a resource that keeps roles and connections in memory. It asks for the handler fence-peer when
-// it is disconnected, and makes a file run-dir/fenced-CODE of the answer.
+// volatile is a resource that keeps roles and connections in memory. It asks for the handler before-resync-target when
+// it is disconnected, and makes a file run-dir/answered-CODE of the answer.
 type volatile struct {
 	control.Resource // nil: what the tests do not call
 	control.Hub
@@ -141,14 +141,14 @@ func (v *volatile) Adjust(_ context.Context, def *control.Definition) error {
 	return nil
 }
 func (v *volatile) Disconnect(context.Context, string, bool) error {
-	v.Publish(control.Event{Resource: "r0", Kind: control.EventHandler, Volume: 0, Peer: "n2", Name: "fence-peer", Handler: 42})
+	v.Publish(control.Event{Resource: "r0", Kind: control.EventHandler, Volume: 0, Peer: "n2", Name: "before-resync-target", Handler: 42})
 	return v.set(control.FieldConnection, &v.conn, "StandAlone")
 }
 func (v *volatile) HandlerResult(_ context.Context, id uint64, code int) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.hooks++
-	return os.WriteFile(filepath.Join(v.runDir, fmt.Sprintf("fenced-%d-%d-%d", id, code, v.hooks)), nil, 0o600)
+	return os.WriteFile(filepath.Join(v.runDir, fmt.Sprintf("answered-%d-%d-%d", id, code, v.hooks)), nil, 0o600)
 }
 func (v *volatile) Down(_ context.Context, force bool) error {
 	if _, err := os.Stat(filepath.Join(v.runDir, "hang")); err == nil {

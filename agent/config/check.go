@@ -107,7 +107,12 @@ func checkOptions(c *complaints, path string, opts Options, in ...section) {
 			}
 			continue
 		}
-		if _, why := spec.parse(o.Value); why != "" {
+		v, why := spec.parse(o.Value)
+		if no, is := spec.refuse[v.s]; is && why == "" {
+			c.add(at, fmt.Sprintf("hawser does not have %s: %s", v.s, no), "leave it at "+spec.def)
+			continue
+		}
+		if why != "" {
 			hint := ""
 			if spec.kind == kindEnum {
 				if n := nearest(o.Value, spec.enum); n != "" {
@@ -457,7 +462,9 @@ func (r *Resource) checkConnections(c *complaints) {
 func (r *Resource) checkHandlers(c *complaints) {
 	for _, h := range r.Handlers {
 		at := "handlers." + h.Name
-		switch {
+		switch why, isKnown := refusedHandlers[h.Name]; {
+		case isKnown:
+			c.add(at, "hawser does not run this handler: "+why, "remove it")
 		case !slices.Contains(handlers, h.Name):
 			c.add(at, "unknown handler", didYouMean(h.Name, handlers))
 		case strings.TrimSpace(h.Value) == "":
@@ -530,16 +537,14 @@ func (r *Resource) checkLink(c *complaints, path, diskPath string, own, all, own
 	if net.Timeout >= net.ConnectInt {
 		say(fmt.Sprintf("timeout %s is not below connect-int %s", net.Timeout, net.ConnectInt), "", "timeout", "connect-int")
 	}
-	if net.OnCongestion == "pull-ahead" && net.Protocol != "A" {
-		say("pull-ahead needs protocol A, not "+net.Protocol, "with B and C every write waits for the peer anyway", "on-congestion", "protocol")
+	if net.OnCongestion != "block" && net.Protocol != "A" {
+		say(net.OnCongestion+" needs protocol A, not "+net.Protocol, "with B and C every write waits for the peer anyway", "on-congestion", "protocol")
+	}
+	if net.OnCongestion == "block" {
+		say("with on-congestion block it has no effect", "on-congestion: pull-ahead or disconnect", "congestion-fill", "congestion-extents")
 	}
 	if net.CsumsAfterCrashOnly && net.CsumsAlg == "" {
 		say("without csums-alg it has no effect", "csums-alg: crc32c", "csums-after-crash-only", "csums-alg")
-	}
-	if net.Fencing != "dont-care" {
-		if _, ok := r.Handlers.Get("fence-peer"); !ok {
-			say(net.Fencing+" needs the handler fence-peer", "handlers: {fence-peer: COMMAND}; with etcd leave fencing at dont-care", "fencing")
-		}
 	}
 	if a := net.AfterSB0Pri; a == "discard-local" || a == "discard-remote" {
 		say(a+" is the other one on the peer, and both read the same file", "discard-node-NAME names the node that gives way", "after-sb-0pri")

@@ -40,6 +40,7 @@ type option struct {
 	min, max int64         // after conversion; of a string its length in bytes
 	def      string
 	enum     []string
+	refuse   map[string]string // values of enum that drbd.conf has and hawser has not: why
 	set      func(target, value)
 }
 
@@ -47,6 +48,7 @@ const (
 	tenth       = 100 * time.Millisecond
 	discardNode = "discard-node-"
 	none        = "none"
+	noFencing   = "a Primary that loses its peer does not freeze its I/O and asks no handler; what must not happen twice is for the cluster to prevent"
 )
 
 // Algorithms the replicator implements.
@@ -123,7 +125,7 @@ var table = []option{
 	{name: "use-rle", section: inNet, kind: kindBool, def: "yes",
 		set: func(t target, v value) { t.net.UseRLE = v.b }},
 	{name: "fencing", section: inNet, kind: kindEnum, def: "dont-care", enum: []string{"dont-care", "resource-only",
-		"resource-and-stonith"},
+		"resource-and-stonith"}, refuse: map[string]string{"resource-only": noFencing, "resource-and-stonith": noFencing},
 		set: func(t target, v value) { t.net.Fencing = v.s }},
 
 	{name: "on-io-error", section: inDisk, kind: kindEnum, def: "detach", enum: []string{"detach", "pass_on",
@@ -142,7 +144,8 @@ var table = []option{
 	{name: "read-balancing", section: inDisk, kind: kindEnum, def: "prefer-local", enum: []string{"prefer-local",
 		"prefer-remote", "round-robin", "least-pending", "when-congested-remote", "32K-striping", "64K-striping",
 		"128K-striping", "256K-striping", "512K-striping", "1M-striping"},
-		set: func(t target, v value) { t.disk.ReadBalancing = v.s }},
+		refuse: map[string]string{"when-congested-remote": "whether a disk is congested is known to its kernel only; least-pending is nearest"},
+		set:    func(t target, v value) { t.disk.ReadBalancing = v.s }},
 	{name: "rs-discard-granularity", section: inDisk, kind: kindBytes, min: 0, max: 1048576, def: "0",
 		set: func(t target, v value) { t.disk.RSDiscardGranularity = int(v.n) }},
 	// The next two are hawser's own.
@@ -245,5 +248,17 @@ func optionNames(in ...section) []string {
 }
 
 // handlers are the programs a node runs for a resource, by sh -c.
-var handlers = []string{"fence-peer", "unfence-peer", "split-brain", "initial-split-brain", "before-resync-target",
-	"after-resync-target", "local-io-error", "pri-lost", "pri-lost-after-sb"}
+var handlers = []string{"split-brain", "initial-split-brain", "before-resync-target", "after-resync-target", "local-io-error", "pri-lost",
+	"pri-lost-after-sb"}
+
+// refusedHandlers are those of drbd.conf that nothing would ever call.
+var refusedHandlers = map[string]string{
+	"fence-peer":           noFencing,
+	"outdate-peer":         noFencing,
+	"unfence-peer":         noFencing,
+	"before-resync-source": "only the target of a resync runs handlers",
+	"pri-on-incon-degr":    "a Primary whose data is in reach of nobody answers as on-no-data-accessible says",
+	"out-of-sync":          "what a verify finds is in the events and the status",
+	"quorum-lost":          "who may write is decided through etcd or Pacemaker, not by a quorum of replicas",
+	"disconnected":         "hawser events tells of lost peers",
+}

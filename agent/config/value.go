@@ -63,7 +63,8 @@ func (o *option) parse(text string) (value, string) {
 			v.s = strings.ToUpper(text)
 		}
 		if !slices.Contains(o.enum, v.s) && !strings.HasPrefix(text, o.prefix()) {
-			return v, fmt.Sprintf("%q is none of %s", text, strings.TrimPrefix(strings.Join(o.enum, ", "), ", "))
+			have := slices.DeleteFunc(slices.Clone(o.enum), func(e string) bool { return e == "" || o.refuse[e] != "" })
+			return v, fmt.Sprintf("%q is none of %s", text, strings.Join(have, ", "))
 		}
 	case kindString:
 		if len(text) > int(o.max) {

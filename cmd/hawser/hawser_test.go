@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,7 +83,7 @@ func TestEventsForPeople(t *testing.T) {
 		{Kind: control.EventState, Volume: -1, Field: control.FieldRole, From: "Primary", To: "Secondary", Text: "command"},
 		{Kind: control.EventSync, Volume: 0, Peer: "n2", Text: "progress", Sync: &sync},
 		{Kind: control.EventSync, Volume: 0, Peer: "n2", Text: "done", Sync: &done},
-		{Kind: control.EventHandler, Volume: -1, Peer: "n2", Name: "fence-peer", Handler: 1},
+		{Kind: control.EventHandler, Volume: -1, Peer: "n2", Name: "before-resync-target", Handler: 1},
 		{Kind: control.EventNote, Volume: -1, Name: "split-brain", Text: "the data went two ways"},
 		{Kind: control.EventLost, Volume: -1},
 		{Kind: control.EventDown, Volume: -1},
@@ -100,6 +102,7 @@ func serveAgent(t *testing.T, answers map[string]any) (runDir string, asked func
 	if err != nil {
 		t.Fatal(err)
 	}
+	var mu sync.Mutex // guards log
 	var log []string
 	srv := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -107,7 +110,9 @@ func serveAgent(t *testing.T, answers map[string]any) (runDir string, asked func
 			t.Error(err)
 		}
 		key := r.Method + " " + r.URL.Path
+		mu.Lock()
 		log = append(log, strings.TrimSpace(key+" "+string(body)))
+		mu.Unlock()
 		switch a := answers[key].(type) {
 		case nil:
 			control.WriteError(w, control.Errorf(control.NotFound, "nothing at %s", key))
@@ -127,7 +132,11 @@ func serveAgent(t *testing.T, answers map[string]any) (runDir string, asked func
 		}
 		<-ended
 	})
-	return dir, func() []string { return log }
+	return dir, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(log)
+	}
 }
 
 // hawser runs a command line against an agent.
