@@ -175,7 +175,8 @@ func TestThrottle(t *testing.T) {
 	}{
 		{"an idle application costs nothing", 1000, []tick{{5000, 0, math.MaxInt}, {9000, 63, math.MaxInt}}},
 		{"a busy one halves the resync down to c-min-rate", 1000,
-			[]tick{{5000, 64, 2500}, {2500, 900, 1250}, {1250, 900, 625}, {625, 900, 312}, {312, 900, 200}, {200, 900, 200}}},
+			[]tick{{5000, 160, 2500}, {2500, 900, 1250}, {1250, 900, 625}, {625, 900, 312}, {312, 900, 200}, {200, 900, 200}}},
+		{"a few writes beside a fast resync are no reason", 1000, []tick{{80000, 240, math.MaxInt}, {80000, 2400, math.MaxInt}}},
 		{"c-min-rate 0 never gives way", 0, []tick{{5000, 9000, math.MaxInt}}},
 		{"half a second of quiet opens it", 1000, []tick{{400, 64, 200}, {200, 0, 400}, {400, 0, 800}, {800, 0, 1600}, {1600, 0, 3200}, {3200, 0, math.MaxInt}}},
 		{"it never stands still", 1, []tick{{10, 64, 8}, {8, 64, 8}}},

@@ -4,12 +4,14 @@ import "math"
 
 // Figures of the throttle, in ticks of 100 ms and sectors.
 const (
-	busySectors = 64 // application I/O in a tick from which it counts as busy
+	busySectors = 64 // application I/O in a tick below which it never counts as busy
+	busyShare   = 32 // of the resync's I/O: less than one part in so many is no reason to give way
 	idleTicks   = 5  // so many quiet ticks in a row open the resync fully again
 )
 
 // Throttle is the source's side: resync reads give way to the application's I/O
-// on the same disk, down to c-min-rate. While the application is busy the resync
+// on the same disk, down to c-min-rate. While the application is busy (a few
+// writes a second beside a fast resync are not) the resync
 // gets half as much in each tick, never less than c-min-rate; in a quiet tick
 // twice as much, and after half a second of quiet whatever it asks for. It is
 // not safe for concurrent use.
@@ -44,7 +46,7 @@ func (t *Throttle) Step(resync, app int) int {
 		t.budget = math.MaxInt
 		return t.budget
 	}
-	if app >= busySectors {
+	if app >= max(busySectors, resync/busyShare) {
 		t.quiet = 0
 		t.budget = max(t.minRate, min(t.budget, resync)/2)
 		return t.budget
