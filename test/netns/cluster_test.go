@@ -137,14 +137,12 @@ func (c *cluster) definition() string {
 			continue
 		}
 		fmt.Fprintf(&b, "    volumes:\n      - volume: 0\n        disk: %s\n", n.disk)
-		if s := c.o.sizes[n.name]; s != 0 && n.faults == nil {
+		if s := c.o.sizes[n.name]; s != 0 {
 			fmt.Fprintf(&b, "        size: %dK\n", s>>10)
 		}
 	}
 	fmt.Fprintf(&b, "volumes:\n  - volume: 0\n    device: none\n")
-	if len(c.o.fault) == 0 {
-		fmt.Fprintf(&b, "    size: %dK\n", c.o.size>>10)
-	}
+	fmt.Fprintf(&b, "    size: %dK\n", c.o.size>>10)
 	net := map[string]string{"protocol": "C", "verify-alg": "crc32c", "connect-int": "2", "ping-int": "2", "timeout": "1500ms", "ko-count": "3"}
 	maps.Copy(net, c.o.net)
 	for _, s := range []struct {
@@ -353,4 +351,35 @@ func (c *cluster) audit() {
 			c.t.Logf("log of %s, its end:\n%s", n.name, strings.Join(lines[max(0, len(lines)-40):], "\n"))
 		}
 	}
+}
+
+// bounded fails when do takes longer than limit.
+func (c *cluster) bounded(what string, limit time.Duration, do func()) {
+	c.t.Helper()
+	began := time.Now()
+	do()
+	if d := time.Since(began); d > limit {
+		c.t.Errorf("%s took %s, more than %s", what, d, limit)
+	}
+}
+
+// lastSync is the last resync that a node saw the end of.
+func (n *node) lastSync() *control.Progress {
+	n.c.t.Helper()
+	p := n.now().Peers[0].Volumes[0].LastSync
+	if p == nil {
+		n.c.t.Fatalf("%s saw no resync", n.name)
+	}
+	return p
+}
+
+// written is how many different blocks were written since the operation from.
+func (c *cluster) written(from int) int64 {
+	blocks := map[int64]bool{}
+	for _, o := range c.history.Ops()[from:] {
+		if o.Kind == check.OpWrite {
+			blocks[o.Block] = true
+		}
+	}
+	return int64(len(blocks))
 }

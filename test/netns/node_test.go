@@ -23,6 +23,11 @@ import (
 
 const cliTimeout = 60 * time.Second
 
+const (
+	stop = syscall.SIGSTOP
+	cont = syscall.SIGCONT
+)
+
 // node is one machine of the cluster.
 type node struct {
 	c       *cluster
