@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 func childMain(args []string) error {
 	f := flag.NewFlagSet("replicator", flag.ContinueOnError)
 	runDir := f.String("run-dir", "", "")
+	f.String("state-dir", "", "")
 	report := f.Int("report-fd", -1, "")
 	task := f.Bool("task", false, "")
 	f.String("log-level", "", "")

@@ -79,7 +79,7 @@ func readReport(r io.Reader) error {
 // its terminal do not reach it.
 func (a *Agent) replicator(name string, flags ...string) *exec.Cmd {
 	n := a.cfg.Node
-	args := append(a.cfg.Replicator[1:len(a.cfg.Replicator):len(a.cfg.Replicator)], name, "--run-dir", n.RunDir,
+	args := append(a.cfg.Replicator[1:len(a.cfg.Replicator):len(a.cfg.Replicator)], name, "--run-dir", n.RunDir, "--state-dir", n.StateDir,
 		"--log-level", n.Log.Level, "--log-format", n.Log.Format)
 	cmd := exec.Command(a.cfg.Replicator[0], append(args, flags...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -63,7 +63,8 @@ SIGTERM takes the resource down, within a bounded time.`,
 				}
 				return err
 			}
-			p := &process{name: args[0], log: log.With("resource", args[0]), base: log, runDir: f.Lookup("run-dir").Value.String(), report: report}
+			p := &process{name: args[0], log: log.With("resource", args[0]), base: log, runDir: f.Lookup("run-dir").Value.String(),
+				stateDir: f.Lookup("state-dir").Value.String(), report: report}
 			return p.run(cmd.Context(), f.Lookup("definition").Value.String())
 		},
 	}
@@ -75,13 +76,14 @@ SIGTERM takes the resource down, within a bounded time.`,
 
 // process is a replicator process.
 type process struct {
-	name   string
-	log    *slog.Logger
-	base   *slog.Logger // without the name of the resource, which package replicator adds
-	runDir string
-	report *os.File
-	wg     sync.WaitGroup
-	ended  chan error // of the resource; capacity 1
+	name     string
+	log      *slog.Logger
+	base     *slog.Logger // without the name of the resource, which package replicator adds
+	runDir   string
+	stateDir string
+	report   *os.File
+	wg       sync.WaitGroup
+	ended    chan error // of the resource; capacity 1
 }
 
 // run serves until the resource is down, or takes it down when ctx ends.
@@ -162,7 +164,7 @@ func (p *process) open(_ context.Context, def *control.Definition) (control.Reso
 
 // options keeps the devices of agents that share a machine apart.
 func (p *process) options() replicator.Options {
-	o := replicator.Options{RunDir: filepath.Join(p.runDir, "replicator")}
+	o := replicator.Options{RunDir: filepath.Join(p.runDir, "replicator"), StateDir: filepath.Join(p.stateDir, "replicator")}
 	if p.runDir != config.DefaultNode().RunDir {
 		o.DeviceDir = filepath.Join(p.runDir, "dev")
 	}
