@@ -38,6 +38,7 @@ type Log struct {
 	index   map[uint32]int32 // extent -> entry
 	queue   list             // pending entries, oldest first
 	slotted int              // how many of them have a slot already
+	held    int              // how many have references
 	idle    list             // unreferenced entries with a slot, next to evict first
 	number  uint32           // of the next transaction
 	window  int              // where the next transaction's context starts
@@ -81,7 +82,7 @@ func (l *Log) init(slots, blocks int) {
 	l.entries, l.unused = make([]entry, 0, slots+UpdatesMax), nil
 	l.index = make(map[uint32]int32, slots+UpdatesMax)
 	l.queue, l.idle = list{none, none}, list{none, none}
-	l.slotted, l.window = 0, 0
+	l.slotted, l.window, l.held = 0, 0, 0
 	l.open, l.txEntries, l.txDropped = false, l.txEntries[:0], l.txDropped[:0]
 }
 
@@ -107,7 +108,9 @@ func (l *Log) Stats() Stats { return l.stats }
 func (l *Log) Get(extent uint32) bool {
 	if i, ok := l.index[extent]; ok {
 		e := &l.entries[i]
-		e.refs++
+		if e.refs++; e.refs == 1 {
+			l.held++
+		}
 		switch e.state {
 		case active:
 			if e.refs == 1 {
@@ -129,6 +132,7 @@ func (l *Log) Get(extent uint32) bool {
 		panic("actlog: extent number out of range")
 	}
 	l.stats.Misses++
+	l.held++
 	l.append(&l.queue, l.add(entry{extent: extent, slot: none, refs: 1, state: pending}))
 	return false
 }
@@ -144,6 +148,7 @@ func (l *Log) Put(extent uint32) {
 	if e.refs--; e.refs > 0 {
 		return
 	}
+	l.held--
 	switch e.state {
 	case active:
 		l.append(&l.idle, i)
@@ -173,6 +178,9 @@ func (l *Log) Referenced(extent uint32) int {
 	}
 	return 0
 }
+
+// Held returns the number of extents to which references are held.
+func (l *Log) Held() int { return l.held }
 
 // Pending says whether an extent waits for a transaction that is not yet prepared.
 func (l *Log) Pending() bool { return l.queue.head != none }

@@ -132,8 +132,8 @@ const (
 	Result
 	// Event is something worth telling: Note says what, Vol and Peer where (-1: not applicable).
 	Event
-	// RunHandler runs the user's handler named Note (split-brain, pri-lost, local-io-error, fence-peer,
-	// before-resync-target, ...). fence-peer is answered with [PeerFenced].
+	// RunHandler runs the user's handler named Note (split-brain, pri-lost, local-io-error, before-resync-target, ...).
+	// With a Token the Machine waits for the outcome. [HandlerDone with Token]
 	RunHandler
 	// UndoBegin and UndoEnd bracket a resync whose overwritten blocks go to the undo log of Vol (Peer won).
 	UndoBegin
@@ -190,6 +190,7 @@ type Config struct {
 	// Rand draws random bits: new UUIDs. Deterministic in the simulator.
 	Rand            func() uint64
 	SuspendOnNoData bool // on-no-data-accessible suspend-io
+	BeforeTarget    bool // there is a handler before-resync-target
 }
 
 // VolumeConfig is one volume.
@@ -199,6 +200,7 @@ type VolumeConfig struct {
 	OnIOError       string // detach, pass_on, call-local-io-error
 	ALUpdates       bool
 	ThinGranularity int64 // rs-discard-granularity in bytes, 0: off
+	ReadBalancing   string
 	// MaxBio is the largest resync request in bytes (at most 1 MiB).
 	MaxBio int64
 }

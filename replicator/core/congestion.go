@@ -21,7 +21,7 @@ func (m *Machine) congested(l *link) bool {
 		return false
 	}
 	full := n.CongestionFill > 0 && p.inflight > n.CongestionFill
-	if n.CongestionExtents > 0 && l.v.alRefs > n.CongestionExtents {
+	if n.CongestionExtents > 0 && l.v.al != nil && l.v.al.Held() > n.CongestionExtents {
 		full = true
 	}
 	if !full {

@@ -465,7 +465,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 	}
 }
 
-// readAgain tries a read whose peer is gone elsewhere.
+// readAgain tries a read elsewhere whose peer is gone or could not read.
 func (m *Machine) readAgain(r *Request) {
 	r.Peer = -1
 	if r.localErr == nil && m.readable(r.v, r.Off, r.Len) {

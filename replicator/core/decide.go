@@ -103,7 +103,6 @@ func (m *Machine) firstState(l *link, s wire.State, pdsk wire.Disk) error {
 	v, p := l.v, l.p
 	if m.role == wire.Primary && s.Role() == wire.Primary && !m.twoPrimaries(p) {
 		m.event(v.num, p.idx, "both nodes are primary", nil)
-		m.runHandler(v.num, p.idx, "pri-lost")
 		m.standAlone(p, errors.New("both nodes are Primary and two primaries are not allowed"))
 		return nil
 	}
@@ -224,7 +223,9 @@ func (m *Machine) decide(l *link) error {
 		return m.refuseData(l, "this node would be the source of a resync, but its disk is inconsistent")
 	}
 	if target && m.role == wire.Primary && v.disk >= wire.Consistent {
-		m.runHandler(v.num, p.idx, "pri-lost")
+		if p.cfg.Net.RRConflict == "call-pri-lost" {
+			m.runHandler(v.num, p.idx, "pri-lost")
+		}
 		if p.cfg.Net.RRConflict != "violently" {
 			return m.refuseData(l, "this node is Primary, but its data is older than the peer's (rr-conflict "+p.cfg.Net.RRConflict+")")
 		}
@@ -232,6 +233,7 @@ func (m *Machine) decide(l *link) error {
 	l.undo = target && split
 	p.discard = p.discard && !target
 	l.gotPeerBitmap, l.bmSent = false, false
+	l.hook, l.hooked = 0, false
 	if r == genid.SourceFull || r == genid.TargetFull {
 		l.starting = true
 		m.setAllBits(l, func() { m.startBitmap(l, target, r) })

@@ -17,6 +17,7 @@ type Machine struct {
 	vols  []*volume
 	peers []*peer
 	role  wire.Role
+	hooks uint64 // tokens of handlers that are waited for
 
 	suspUser  bool       // suspend-io
 	suspNoD   bool       // no data reachable, on-no-data-accessible suspend-io
@@ -51,6 +52,7 @@ type volume struct {
 	head, tail *Request // requests in flight, oldest first; see overlap
 	waiting    int      // of those, how many wait for an older one
 	clock      uint64   // numbers them
+	turn       uint64   // read-balancing round-robin
 
 	local                   int  // requests on the local disk
 	closing                 bool // CloseDisk was asked for
@@ -173,9 +175,11 @@ type link struct {
 	bmWhole       bool           // all of it so far went into ours
 	bmScratch     *bitmap.Bitmap // takes what goes nowhere
 	bmSent        bool
-	negotiating   bool // an attach waits for the peer's answer
-	aheadUntil    Now  // Ahead: when to try to resync
-	undo          bool // this resync overwrites the loser of a split brain
+	hook          uint64 // token of the before-resync-target under way
+	hooked        bool   // it was run and agrees
+	negotiating   bool   // an attach waits for the peer's answer
+	aheadUntil    Now    // Ahead: when to try to resync
+	undo          bool   // this resync overwrites the loser of a split brain
 	fullSync      bool
 	skipped       bool // the initial sync was skipped: reports from before may still be on the way
 }

@@ -193,10 +193,34 @@ func (m *Machine) peerWrite(p *peer, pkt *wire.Packet, tag any) (keep bool, err 
 	if m.role == wire.Primary && m.conflict(l, r) {
 		return true, nil
 	}
-	if v.list(r) {
+	m.listPeer(v, r)
+	return true, nil
+}
+
+// listPeer lists a peer's write before own requests that it conflicts with and that have not begun. Behind them it could wait
+// for own writes that wait for the peer, where the same happens the other way round: chains of partial overlaps would stop both.
+func (m *Machine) listPeer(v *volume, r *Request) {
+	var behind []*Request
+	if m.role == wire.Primary && v.waiting > 0 {
+		for o := v.head; o != nil; o = o.nxt {
+			if o.isApp() && o.waits && !o.begun && o.overlaps(r) && conflicts(o, r) {
+				behind = append(behind, o)
+			}
+		}
+		for _, o := range behind {
+			v.unlink(o)
+		}
+	}
+	start := v.list(r)
+	for _, o := range behind {
+		v.link(o)
+	}
+	if start {
 		m.begin(r)
 	}
-	return true, nil
+	if behind != nil {
+		m.wake(v) // who waited for those that moved
+	}
 }
 
 // drainFor holds the packets of the data stream, this one first, until everything received is stable.

@@ -34,28 +34,45 @@ func (m *Machine) read(r *Request) {
 		return
 	}
 	if m.readable(r.v, r.Off, r.Len) {
+		if i := m.balance(r); i >= 0 {
+			m.readFrom(r, i)
+			return
+		}
 		m.toDisk(r)
 		return
 	}
 	m.readRemote(r)
 }
 
+// canRead says whether the peer has the present data of r and was not asked for it yet.
+func (l *link) canRead(i int, r *Request) bool {
+	if r.retry&(1<<i) != 0 || l.p.state != wire.Connected || l.conn < wire.Connected || l.disk != wire.UpToDate {
+		return false
+	}
+	// Where our disk is good, a set bit is a block that the peer missed.
+	return l.v.disk != wire.UpToDate || !l.isDirty(r.Off, r.Len)
+}
+
+// readFrom asks one peer.
+func (m *Machine) readFrom(r *Request, i int) {
+	l := r.v.pv[i]
+	r.retry |= 1 << i
+	r.Peer = i
+	m.closeEpoch(l.p) // a read request ends the epoch (10.1)
+	m.beforeWrite(l.p)
+	pkt := m.send(l.p, r.Vol, wire.DataRequest)
+	pkt.Sector, pkt.BlockID, pkt.Size = uint64(r.Off)>>9, r.blockID(), uint32(r.Len)
+	r.parts[i].sent = m.now
+	l.p.reads = append(l.p.reads, r)
+}
+
 // readRemote asks a peer that was not asked yet.
 func (m *Machine) readRemote(r *Request) {
-	v := r.v
-	for i, l := range v.pv {
-		if r.retry&(1<<i) != 0 || l.p.state != wire.Connected || l.conn < wire.Connected || l.disk != wire.UpToDate {
-			continue
+	for i, l := range r.v.pv {
+		if l.canRead(i, r) {
+			m.readFrom(r, i)
+			return
 		}
-		r.retry |= 1 << i
-		r.Peer = i
-		m.closeEpoch(l.p) // a read request ends the epoch (10.1)
-		m.beforeWrite(l.p)
-		pkt := m.send(l.p, r.Vol, wire.DataRequest)
-		pkt.Sector, pkt.BlockID, pkt.Size = uint64(r.Off)>>9, r.blockID(), uint32(r.Len)
-		r.parts[i].sent = m.now
-		l.p.reads = append(l.p.reads, r)
-		return
 	}
 	r.Peer = -1
 	m.dropHeal(r)
@@ -154,7 +171,7 @@ func (m *Machine) negDReply(l *link, pkt *wire.Packet) error {
 		return errors.New("negative reply to no read")
 	}
 	r.remoteErr = true
-	m.readRemote(r)
+	m.readAgain(r)
 	return nil
 }
 

@@ -152,6 +152,12 @@ func (v *volume) list(r *Request) bool {
 	v.clock++
 	r.arrived = v.clock
 	r.listed = true
+	v.link(r)
+	return v.mayStart(r)
+}
+
+// link puts a request at the end of the list.
+func (v *volume) link(r *Request) {
 	r.prev, r.nxt = v.tail, nil
 	if v.tail != nil {
 		v.tail.nxt = r
@@ -159,7 +165,21 @@ func (v *volume) list(r *Request) bool {
 		v.head = r
 	}
 	v.tail = r
-	return v.mayStart(r)
+}
+
+// unlink takes a request out of the list.
+func (v *volume) unlink(r *Request) {
+	if r.prev != nil {
+		r.prev.nxt = r.nxt
+	} else {
+		v.head = r.nxt
+	}
+	if r.nxt != nil {
+		r.nxt.prev = r.prev
+	} else {
+		v.tail = r.prev
+	}
+	r.prev, r.nxt = nil, nil
 }
 
 func (v *volume) mayStart(r *Request) bool {
@@ -240,17 +260,7 @@ func (m *Machine) unlist(r *Request) {
 		r.waits = false
 		v.waiting--
 	}
-	if r.prev != nil {
-		r.prev.nxt = r.nxt
-	} else {
-		v.head = r.nxt
-	}
-	if r.nxt != nil {
-		r.nxt.prev = r.prev
-	} else {
-		v.tail = r.prev
-	}
-	r.prev, r.nxt = nil, nil
+	v.unlink(r)
 	m.wake(v)
 }
 

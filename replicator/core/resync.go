@@ -3,6 +3,7 @@ package core
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"github.com/hawser-ha/hawser/replicator/bitmap"
 	"github.com/hawser-ha/hawser/replicator/pace"
@@ -127,10 +128,39 @@ func (m *Machine) peerBitmap(l *link, pkt *wire.Packet, data []byte) error {
 func (m *Machine) bitmapMerged(l *link) {
 	switch l.conn {
 	case wire.WFBitMapT:
+		// Until it has our bitmap the source sends no data: what the handler does, a snapshot perhaps, sees one moment.
+		if m.cfg.BeforeTarget && !l.hooked {
+			if l.hook == 0 {
+				m.hooks++
+				l.hook = m.hooks
+				e := m.emit(RunHandler, l.v.num, l.p.idx)
+				e.Note, e.Token = "before-resync-target", l.hook
+			}
+			return
+		}
 		m.sendBitmap(l)
 		m.setConn(l, wire.WFSyncUUID)
 	case wire.WFBitMapS:
 		m.startSource(l)
+	}
+}
+
+// HandlerDone tells the exit code of a handler that was asked for with a token; -1: it did not end by itself. The code of
+// one that nobody waits for any more is ignored.
+func (m *Machine) HandlerDone(now Now, vol, peer int, token uint64, code int) {
+	m.tick(now)
+	l := m.volume(vol).pv[peer]
+	if token == 0 || l.hook != token {
+		return
+	}
+	l.hook = 0
+	switch {
+	case !l.p.up || l.conn != wire.WFBitMapT:
+	case code != 0:
+		m.standAlone(l.p, fmt.Errorf("volume %d: the handler before-resync-target refuses the resync (exit code %d)", vol, code))
+	default:
+		l.hooked = true
+		m.bitmapMerged(l)
 	}
 }
 
@@ -173,7 +203,10 @@ func (m *Machine) syncUUID(l *link, id uint64) error {
 	if l.undo {
 		m.emit(UndoBegin, v.num, l.p.idx)
 	}
-	m.runHandler(v.num, l.p.idx, "before-resync-target")
+	if !l.hooked {
+		m.runHandler(v.num, l.p.idx, "before-resync-target")
+	}
+	l.hooked = false
 	for _, o := range v.pv { // from one source at a time
 		if o != l && (o.conn == wire.SyncTarget || o.conn == wire.PausedSyncT) {
 			l.afterPause = true
