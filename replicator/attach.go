@@ -67,8 +67,9 @@ func (d *mdDevice) Sync() error {
 // sharedArea is one area of a meta device that several resources share: opened without claiming the device, and locked
 // for this area alone.
 type sharedArea struct {
-	f    *os.File
-	size int64
+	f       *os.File
+	size    int64
+	noFlush bool // md-flushes no
 }
 
 const indexedArea = 128 << 20 // bytes
@@ -88,14 +89,20 @@ func openShared(path string, index int) (*sharedArea, error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("meta disk %s: %w", path, err)
 	}
-	return &sharedArea{f, size}, nil
+	return &sharedArea{f: f, size: size}, nil
 }
 
 func (a *sharedArea) ReadAt(p []byte, off int64) (int, error)  { return a.f.ReadAt(p, off) }
 func (a *sharedArea) WriteAt(p []byte, off int64) (int, error) { return a.f.WriteAt(p, off) }
-func (a *sharedArea) Sync() error                              { return unix.Fdatasync(int(a.f.Fd())) }
 func (a *sharedArea) Size() int64                              { return a.size }
 func (a *sharedArea) Close() error                             { return a.f.Close() }
+
+func (a *sharedArea) Sync() error {
+	if a.noFlush {
+		return nil
+	}
+	return unix.Fdatasync(int(a.f.Fd()))
+}
 
 // closer is what a meta disk of its own needs at the end.
 type closer interface{ Close() error }
@@ -154,6 +161,7 @@ func (r *Resource) openStores(d *control.VolumeDef) (o *opened, dev meta.Device,
 		if err != nil {
 			return o, nil, err
 		}
+		a.noFlush = !d.Opts.MDFlushes
 		o.mdStore = a
 		return o, &alignedArea{a}, nil
 	}
@@ -296,6 +304,9 @@ func (r *Resource) fillInfo(def *control.Definition, d *control.VolumeDef, o *op
 	in.Discards = o.store.Discards()
 	in.ALBlocks = o.md.ALBlocks()
 	in.ALSlots = min(max(d.Opts.ALExtents, actlog.SlotsMin), actlog.MaxSlots(in.ALBlocks))
+	if in.ALSlots < d.Opts.ALExtents {
+		r.log.Warn("al-extents is more than the activity log on the disk holds", "volume", d.Number, "from", d.Opts.ALExtents, "to", in.ALSlots)
+	}
 	in.Super = core.Super{
 		Size: int64(sb.EffectiveSize) * meta.SectorSize, Current: sb.Current, History: [2]uint64{sb.History[0], sb.History[1]},
 		Consistent: sb.Flags&meta.FlagConsistent != 0, WasUpToDate: sb.Flags&meta.FlagWasUpToDate != 0,

@@ -531,7 +531,7 @@ func (r *Resource) Adjust(ctx context.Context, def *control.Definition) error {
 	}
 	defer release()
 	old := r.Definition()
-	if err := sameShape(old, def); err != nil {
+	if err := r.sameShape(old, def); err != nil {
 		return err
 	}
 	kept := *def
@@ -541,6 +541,13 @@ func (r *Resource) Adjust(ctx context.Context, def *control.Definition) error {
 		r.peers[i].configure(def.Peers[i])
 		if old.Peers[i].Net != def.Peers[i].Net {
 			err := r.do(ctx, func(at core.Now, c *command) { r.m.SetNet(at, i, netConfig(&def.Peers[i].Net), c) })
+			if err != nil { // it goes on as before, and the definition says so
+				part := *r.Definition()
+				part.Peers = slices.Clone(part.Peers)
+				part.Peers[i].Net = old.Peers[i].Net
+				r.def.Store(&part)
+				r.peers[i].configure(part.Peers[i])
+			}
 			errs = append(errs, r.told(err, control.All, def.Peers[i].Name))
 		}
 		if old.Peers[i].Resync != def.Peers[i].Resync {
@@ -549,16 +556,22 @@ func (r *Resource) Adjust(ctx context.Context, def *control.Definition) error {
 			r.unlock(t)
 		}
 	}
-	r.mu.Lock()
+	t := r.lock()
 	for _, v := range r.vols {
-		v.flushes = r.volumeDef(v.number).Opts.DiskFlushes
+		d := r.volumeDef(v.number)
+		v.flushes = d.Opts.DiskFlushes
+		if v.store != nil {
+			v.retune(d.Opts)
+		}
+		r.m.SetVolume(now(), volumeConfig(d))
 	}
-	r.mu.Unlock()
+	r.m.SetResource(now(), suspendOnNoData(def), hasBeforeTarget(def))
+	r.unlock(t)
 	return one(errs)
 }
 
-// sameShape refuses what takes a down and an up.
-func sameShape(old, def *control.Definition) error {
+// sameShape refuses what takes a down and an up, or a detach and an attach.
+func (r *Resource) sameShape(old, def *control.Definition) error {
 	refuse := func(what string) error {
 		return control.Errorf(control.Refused, "%s cannot change while the resource is up", what).WithHint("down and up")
 	}
@@ -574,10 +587,38 @@ func sameShape(old, def *control.Definition) error {
 		if old.Volumes[i].Number != def.Volumes[i].Number {
 			return refuse("the set of volumes")
 		}
+		if err := r.sameDisk(&old.Volumes[i], &def.Volumes[i]); err != nil {
+			return err
+		}
 	}
 	for i := range old.Peers {
 		if old.Peers[i].Name != def.Peers[i].Name || old.Peers[i].NodeID != def.Peers[i].NodeID {
 			return refuse("the set of peers")
+		}
+	}
+	return nil
+}
+
+// sameDisk refuses to change what is read when the disk is attached, while it is.
+func (r *Resource) sameDisk(old, def *control.VolumeDef) error {
+	r.mu.Lock()
+	attached := r.volume(old.Number).store != nil
+	r.mu.Unlock()
+	if !attached {
+		return nil
+	}
+	a, b := old.Opts, def.Opts
+	for _, o := range []struct {
+		name string
+		same bool
+	}{
+		{"disk", old.Disk == def.Disk}, {"meta-disk", old.MetaDisk == def.MetaDisk && old.MetaIndex == def.MetaIndex},
+		{"al-extents", a.ALExtents == b.ALExtents}, {"al-updates", a.ALUpdates == b.ALUpdates}, {"md-flushes", a.MDFlushes == b.MDFlushes},
+		{"disk-timeout", a.DiskTimeout == b.DiskTimeout}, {"direct-io", a.DirectIO == b.DirectIO},
+	} {
+		if !o.same {
+			return control.Errorf(control.Refused, "%s of volume %d cannot change while the disk is attached", o.name, def.Number).
+				WithHint("detach, adjust and attach; hawser adjust does it")
 		}
 	}
 	return nil

@@ -1,6 +1,8 @@
 package replicator
 
 import (
+	"slices"
+
 	"github.com/hawser-ha/hawser/replicator/control"
 	"github.com/hawser-ha/hawser/replicator/core"
 	"github.com/hawser-ha/hawser/replicator/genid"
@@ -23,19 +25,30 @@ func protocolNumber(name string) uint32 {
 
 // coreConfig is the definition as the Machine takes it.
 func coreConfig(def *control.Definition, random func() uint64) core.Config {
-	c := core.Config{Rand: random, SuspendOnNoData: def.Options.OnNoDataAccessible == "suspend-io"}
+	c := core.Config{Rand: random, SuspendOnNoData: suspendOnNoData(def), BeforeTarget: hasBeforeTarget(def)}
 	for i := range def.Volumes {
-		d := &def.Volumes[i]
-		c.Volumes = append(c.Volumes, core.VolumeConfig{
-			Number: d.Number, UserSize: d.Size, OnIOError: d.Opts.OnIOError, ALUpdates: d.Opts.ALUpdates,
-			ThinGranularity: int64(d.Opts.RSDiscardGranularity), MaxBio: wire.MaxData,
-		})
+		c.Volumes = append(c.Volumes, volumeConfig(&def.Volumes[i]))
 	}
 	for i := range def.Peers {
 		p := &def.Peers[i]
 		c.Peers = append(c.Peers, core.PeerConfig{Name: p.Name, Diskless: p.Diskless, Net: netConfig(&p.Net), Pace: paceParams(p), MinRate: p.Resync.CMinRate})
 	}
 	return c
+}
+
+func volumeConfig(d *control.VolumeDef) core.VolumeConfig {
+	return core.VolumeConfig{
+		Number: d.Number, UserSize: d.Size, OnIOError: d.Opts.OnIOError, ALUpdates: d.Opts.ALUpdates,
+		ThinGranularity: int64(d.Opts.RSDiscardGranularity), ReadBalancing: d.Opts.ReadBalancing, MaxBio: wire.MaxData,
+	}
+}
+
+func suspendOnNoData(def *control.Definition) bool {
+	return def.Options.OnNoDataAccessible == "suspend-io"
+}
+
+func hasBeforeTarget(def *control.Definition) bool {
+	return slices.Contains(def.Handlers, "before-resync-target")
 }
 
 func netConfig(n *control.NetOpts) core.NetConfig {

@@ -76,7 +76,7 @@ type Resource struct {
 	freeIO   []*ioreq
 	timerAt  core.Now // when the timer goroutine wakes up; 0: not
 	closing  bool
-	handlers map[uint64]int // fence-peer handlers that run: id -> peer
+	handlers map[uint64]waited // handlers that run, by the id of their event
 	nextID   uint64
 	status   statusMemory
 
@@ -107,7 +107,7 @@ func New(log *slog.Logger, def control.Definition, opts Options) (*Resource, err
 		return nil, err
 	}
 	r := &Resource{log: log.With("resource", def.Name), name: def.Name, opts: opts, started: time.Now(),
-		timerKick: make(chan struct{}, 1), admin: make(chan struct{}, 1), handlers: map[uint64]int{},
+		timerKick: make(chan struct{}, 1), admin: make(chan struct{}, 1), handlers: map[uint64]waited{},
 		ready: make(chan struct{}), done: make(chan struct{})}
 	r.status.kick, r.status.syncs = make(chan struct{}, 1), map[[2]int]*syncMemory{}
 	r.fronts.kick = make(chan struct{}, 1)
@@ -409,10 +409,10 @@ func (r *Resource) note(e *core.Effect) {
 // handler asks the agent to run a handler: this process starts no program. r.mu is held.
 func (r *Resource) handler(e *core.Effect) {
 	id := uint64(0)
-	if e.Note == "fence-peer" {
+	if e.Token != 0 {
 		r.nextID++
 		id = r.nextID
-		r.handlers[id] = e.Peer
+		r.handlers[id] = waited{e.Vol, e.Peer, e.Token}
 	}
 	vol := e.Vol
 	if vol < 0 {
@@ -422,23 +422,22 @@ func (r *Resource) handler(e *core.Effect) {
 	r.hub.Publish(control.Event{Kind: control.EventHandler, Resource: r.name, Volume: vol, Peer: r.peerName(e.Peer), Name: e.Note, Handler: id})
 }
 
-// fencer is a Machine that asks for fencing.
-type fencer interface {
-	PeerFenced(at core.Now, peer, code int)
+// waited is a handler whose outcome the Machine waits for.
+type waited struct {
+	vol, peer int
+	token     uint64
 }
 
 // HandlerResult answers a handler event.
 func (r *Resource) HandlerResult(ctx context.Context, id uint64, code int) error {
 	t := r.lock()
 	defer r.unlock(t)
-	peer, ok := r.handlers[id]
+	w, ok := r.handlers[id]
 	if !ok {
 		return control.Errorf(control.NotFound, "no handler with id %d runs", id)
 	}
 	delete(r.handlers, id)
-	if m, ok := any(r.m).(fencer); ok {
-		m.PeerFenced(now(), peer, code)
-	}
+	r.m.HandlerDone(now(), w.vol, w.peer, w.token, code)
 	return nil
 }
 

@@ -52,6 +52,10 @@ func (r *Resource) Definition(node string) (control.Definition, error) {
 	d.NBD.Unix = "/run/hawser/nbd/" + r.Name + ".sock"
 	resolve(target{res: &d.Options}, r.Options, inOptions)
 	resolve(target{nbd: &d.NBD}, overlay(r.NBD, me.NBD), inNBD)
+	for _, h := range r.Handlers {
+		d.Handlers = append(d.Handlers, h.Name)
+	}
+	slices.Sort(d.Handlers)
 	for _, v := range r.Volumes {
 		d.Volumes = append(d.Volumes, r.volume(me.merge(v)))
 	}
@@ -112,7 +116,6 @@ func (r *Resource) volume(v Volume) control.VolumeDef {
 		d.Size, _ = parseSize(v.Size)
 	}
 	resolve(target{disk: &d.Opts}, overlay(r.Disk, v.Options), inDisk)
-	d.Opts.LocalIOErrorHandler, _ = r.Handlers.Get("local-io-error")
 	return d
 }
 

@@ -57,7 +57,11 @@ func Diff(old, wanted control.Definition) []Step {
 	for i, v := range wanted.Volumes {
 		was := old.Volumes[i]
 		number := strconv.Itoa(v.Number)
-		if why := fields(was, v, "Disk", "MetaDisk", "MetaIndex"); len(why) > 0 {
+		why := fields(was, v, "Disk", "MetaDisk", "MetaIndex")
+		if was.Disk != "" {
+			why = append(why, fields(was.Opts, v.Opts, atAttach...)...)
+		}
+		if len(why) > 0 {
 			text := fmt.Sprintf("volume %s: %s", number, strings.Join(why, ", "))
 			if was.Disk != "" {
 				before = append(before, Step{Verb: Detach, Target: number, Text: text, Detaches: true})
@@ -68,18 +72,22 @@ func Diff(old, wanted control.Definition) []Step {
 		} else if was.Size != v.Size {
 			after = append(after, Step{Verb: Resize, Target: number, Text: fmt.Sprintf("volume %s: size %d -> %d", number, was.Size, v.Size)})
 		}
-		for _, why := range fields(was.Opts, v.Opts) {
+		same := v.Opts
+		online(&same, &was.Opts, atAttach)
+		for _, why := range fields(was.Opts, same) {
 			change = append(change, Step{Verb: Change, Text: fmt.Sprintf("volume %s: %s", number, why)})
 		}
 	}
 	for i, p := range wanted.Peers {
 		was := old.Peers[i]
-		if why := fields(was, p, "Local", "Remote"); len(why) > 0 {
+		if why := append(fields(was, p, "Local", "Remote"), fields(was.Net, p.Net, atConnect...)...); len(why) > 0 {
 			text := fmt.Sprintf("peer %s: %s", p.Name, strings.Join(why, ", "))
 			before = append(before, Step{Verb: Disconnect, Target: p.Name, Text: text, Disconnects: true})
 			after = append(after, Step{Verb: Connect, Target: p.Name, Text: text})
 		}
-		for _, why := range append(fields(was.Net, p.Net), fields(was.Resync, p.Resync)...) {
+		same := p.Net
+		online(&same, &was.Net, atConnect)
+		for _, why := range append(fields(was.Net, same), fields(was.Resync, p.Resync)...) {
 			change = append(change, Step{Verb: Change, Text: fmt.Sprintf("peer %s: %s", p.Name, why)})
 		}
 	}
@@ -93,6 +101,21 @@ func Diff(old, wanted control.Definition) []Step {
 	steps := slices.Concat(before, change, after)
 	slices.SortStableFunc(steps, func(a, b Step) int { return slices.Index(order, a.Verb) - slices.Index(order, b.Verb) })
 	return steps
+}
+
+// atAttach are the options of a disk, by their Go names, that are read when it is attached, and atConnect those of a
+// connection that both ends agree on, or that a socket gets, when it is made.
+var (
+	atAttach  = []string{"ALExtents", "ALUpdates", "MDFlushes", "DiskTimeout", "DirectIO"}
+	atConnect = []string{"DataIntegrityAlg", "CsumsAlg", "VerifyAlg", "SndbufSize", "RcvbufSize"}
+)
+
+// online sets the fields of to that do not change online to what they are in from.
+func online(to, from any, names []string) {
+	a, b := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for _, n := range names {
+		a.FieldByName(n).Set(b.FieldByName(n))
+	}
 }
 
 // restart says why the replicator must go down and up again.

@@ -14,7 +14,14 @@ func TestDiff(t *testing.T) {
 		want     []string
 	}{
 		{"nothing changed, nothing to do", "", "", nil},
-		{"an option changes online", "al-extents: 500", "al-extents: 501", []string{"change volume 0: al-extents 500 -> 501"}},
+		{"an option changes online", "al-extents: 500", "al-extents: 500, read-balancing: round-robin", []string{
+			"change volume 0: read-balancing prefer-local -> round-robin", "change volume 1: read-balancing prefer-local -> round-robin"}},
+		{"unless it is read when the disk is attached", "al-extents: 500", "al-extents: 501, on-io-error: pass_on", []string{
+			"detach 0 volume 0: al-extents 500 -> 501 [detaches]", "change volume 0: on-io-error detach -> pass_on",
+			"change volume 1: on-io-error detach -> pass_on", "attach 0 volume 0: al-extents 500 -> 501"}},
+		{"or agreed on when the connection is made", "net: {protocol: C}", "net: {protocol: C, verify-alg: md5, ko-count: 3}", []string{
+			"disconnect beta peer beta: verify-alg none -> md5 [disconnects]", "change peer beta: ko-count 7 -> 3",
+			"connect beta peer beta: verify-alg none -> md5"}},
 		{"so do the options of a link", "timeout: 50", "timeout: 40", []string{
 			"change peer beta: timeout 5s -> 4s", "change peer gamma.example.com: timeout 5s -> 4s", "change peer delta: timeout 5s -> 4s"}},
 		{"and the protocol", "net: {protocol: C}", "net: {protocol: B}", []string{"change peer beta: protocol C -> B"}},

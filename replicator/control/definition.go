@@ -14,6 +14,8 @@ type Definition struct {
 	Volumes []VolumeDef  `json:"volumes"`
 	Peers   []PeerDef    `json:"peers"`
 	Options ResourceOpts `json:"options"`
+	// Handlers are the names of the handlers that the agent has a command for.
+	Handlers []string `json:"handlers,omitempty"`
 	// NBD says where the NBD server of this resource listens; the export is named RESOURCE/VOLUME.
 	NBD NBDDef `json:"nbd"`
 }
@@ -42,7 +44,6 @@ type DiskOpts struct {
 	RSDiscardGranularity int           `json:"rs-discard-granularity"` // bytes, 0 is off
 	DirectIO             string        `json:"direct-io"`              // auto, yes, no
 	Rotational           bool          `json:"rotational"`
-	LocalIOErrorHandler  string        `json:"local-io-error,omitempty"`
 }
 
 // PeerDef is one other node of the resource and the link to it.
@@ -86,7 +87,7 @@ type NetOpts struct {
 	CsumsAfterCrashOnly bool          `json:"csums-after-crash-only"`
 	VerifyAlg           string        `json:"verify-alg"`
 	UseRLE              bool          `json:"use-rle"`
-	Fencing             string        `json:"fencing"` // dont-care, resource-only, resource-and-stonith
+	Fencing             string        `json:"fencing"` // dont-care
 }
 
 // ResyncOpts are the peer-device options of drbd.conf(5): the resync controller's.
