@@ -16,10 +16,10 @@ FUZZTIME ?= 10s
 # Two cores are what a small machine has; a package with real processes wants room.
 TESTFLAGS ?= -p 2 -timeout 20m
 
-.PHONY: help build install demo test check bench deps fmt fuzz lint shell clean
+.PHONY: help build install demo test test-vm check bench deps fmt fuzz lint shell clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 12
 
 build: ## bin/hawser, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/hawser ./cmd/hawser
@@ -46,6 +46,9 @@ test: deps build ## everything that must hold: vet, all tests with the race dete
 	@for t in $$(find test ocf -name '*_test.sh' 2>/dev/null); do echo "$$t"; sh "$$t" || exit 1; done
 	$(GO) build -o bin/demo ./test/demo
 	bin/demo --hawser bin/hawser $(DEMOFLAGS)
+
+test-vm: deps ## the tests with real kernels, in virtual machines: minutes, and root
+	HAWSER_TEST_VM=1 $(GO) test -count=1 -p 1 -timeout 60m ./test/vm ./test/kernelpeer
 
 check: lint shell ## formatting, vet, linters, shell scripts
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run: make fmt"; exit 1; }
