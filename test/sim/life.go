@@ -1,70 +1,116 @@
 package sim
 
 import (
+	"errors"
+
 	"github.com/hawser-ha/hawser/replicator/core"
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
+// choice is one thing that could happen next.
+type choice struct {
+	weight int
+	what   what
+	n      *node
+	c      *conn
+	i, j   int
+}
+
+type what uint8
+
+const (
+	diskWork what = iota
+	metaWork
+	deliverData
+	deliverMeta
+	tellEnd
+	joinEnds
+	timePasses
+	client
+)
+
 // step lets one thing happen.
 func (w *world) step() {
-	type choice struct {
-		weight int
-		run    func()
-	}
-	var cs []choice
-	add := func(weight int, run func()) { cs = append(cs, choice{weight, run}) }
-	for i, n := range w.nodes {
+	cs := w.choices[:0]
+	total := 0
+	add := func(c choice) { cs = append(cs, c); total += c.weight }
+	for _, n := range w.nodes {
 		if !n.up() {
 			continue
 		}
 		if k := len(n.tasks); k > 0 {
-			j := w.rng.IntN(k)
-			add(30, func() {
-				t := n.tasks[j]
-				n.tasks = append(n.tasks[:j:j], n.tasks[j+1:]...)
-				t.run()
-				n.effects()
-			})
+			add(choice{weight: 30, what: diskWork, n: n, i: w.rng.IntN(k)})
 		}
 		if len(n.meta) > 0 {
-			add(20, func() {
-				t := n.meta[0]
-				n.meta = n.meta[1:]
-				t.run()
-				n.effects()
-			})
+			add(choice{weight: 20, what: metaWork, n: n})
 		}
-		if c := n.link; c != nil && !c.dead && !c.stall {
-			if len(c.data[i]) > 0 {
-				add(30, func() { c.deliver(i, false) })
+		for k, c := range n.links {
+			if c == nil {
+				continue
 			}
-			if len(c.meta[i]) > 0 {
-				add(30, func() { c.deliver(i, true) })
+			e := c.end(n)
+			if c.dead {
+				if !c.gone[e] {
+					add(choice{weight: 10, what: tellEnd, c: c, i: e})
+				}
+				continue
+			}
+			if c.stall {
+				continue
+			}
+			if len(c.data[e]) > 0 {
+				add(choice{weight: 30, what: deliverData, c: c, i: e})
+			}
+			if len(c.meta[e]) > 0 {
+				add(choice{weight: 30, what: deliverMeta, c: c, i: e})
+			}
+			_ = k
+		}
+		for k, want := range n.want {
+			if o := n.peer(k); want && o.id > n.id && o.up() && o.want[o.index(n)] {
+				add(choice{weight: 10, what: joinEnds, i: n.id, j: o.id})
 			}
 		}
-		if c := n.link; c != nil && c.dead && !c.gone[i] {
-			add(10, func() { c.tell(i) })
-		}
 	}
-	a, b := w.nodes[0], w.nodes[1]
-	if a.up() && b.up() && a.want && b.want {
-		add(10, w.connect)
+	add(choice{weight: 2, what: timePasses})
+	if (w.primary >= 0 || w.both) && len(w.open) < 24 && !w.quiet {
+		add(choice{weight: 40, what: client})
 	}
-	add(2, w.passTime)
-	if w.primary >= 0 && len(w.open) < 24 && !w.quiet {
-		add(40, w.clientStep)
-	}
-	total := 0
-	for _, c := range cs {
-		total += c.weight
-	}
+	w.choices = cs
 	pick := w.rng.IntN(total)
-	for _, c := range cs {
-		if pick < c.weight {
-			c.run()
+	for i := range cs {
+		if pick < cs[i].weight {
+			w.do(cs[i])
 			return
 		}
-		pick -= c.weight
+		pick -= cs[i].weight
+	}
+}
+
+func (w *world) do(c choice) {
+	switch n := c.n; c.what {
+	case diskWork:
+		t := n.tasks[c.i]
+		n.tasks = append(n.tasks[:c.i:c.i], n.tasks[c.i+1:]...)
+		t.run()
+		n.effects()
+	case metaWork:
+		t := n.meta[0]
+		n.meta = n.meta[1:]
+		t.run()
+		n.effects()
+	case deliverData:
+		c.c.deliver(c.i, false)
+	case deliverMeta:
+		c.c.deliver(c.i, true)
+	case tellEnd:
+		c.c.tell(c.i)
+	case joinEnds:
+		w.connect(c.i, c.j)
+	case timePasses:
+		w.passTime()
+	case client:
+		w.clientStep()
 	}
 }
 
@@ -81,59 +127,57 @@ func (w *world) passTime() {
 	}
 }
 
-// idle says that nothing is under way.
-func (w *world) idle() bool {
-	for i, n := range w.nodes {
-		if !n.up() || len(n.tasks)+len(n.meta) > 0 || n.link == nil || n.link.dead {
+// quietNow says that nothing is under way anywhere.
+func (w *world) quietNow() bool {
+	for _, n := range w.nodes {
+		if !n.up() {
+			continue
+		}
+		if len(n.tasks)+len(n.meta) > 0 {
 			return false
 		}
-		if len(n.link.data[i])+len(n.link.meta[i]) > 0 {
-			return false
-		}
-		v := n.m.View()
-		if v.Volumes[0].Links[0].Conn != wire.Connected || v.Peers[0].Conn != wire.Connected || v.Volumes[0].Disk != wire.UpToDate {
-			return false
+		for _, c := range n.links {
+			if c == nil || c.dead {
+				continue
+			}
+			if e := c.end(n); len(c.data[e])+len(c.meta[e]) > 0 {
+				return false
+			}
 		}
 	}
 	return len(w.open) == 0
 }
 
-func (w *world) clientStep() {
-	kind := core.AppWrite
-	switch w.rng.IntN(20) {
-	case 0, 1, 2, 3, 4:
-		kind = core.AppRead
-	case 5:
-		kind = core.AppFlush
-	case 6:
-		kind = core.AppZero
+// idle says that nothing is under way and all is well.
+func (w *world) idle() bool {
+	if !w.quietNow() {
+		return false
 	}
-	op := &clientOp{kind: kind}
-	if kind != core.AppFlush {
-		op.n = 1 + int64(w.rng.IntN(4))
-		hot := min(w.blocks, 300)
-		op.off = w.rng.Int64N(hot)
-		if w.rng.IntN(2) == 0 {
-			op.off = w.rng.Int64N(w.blocks)
+	for i, n := range w.nodes {
+		if !n.up() {
+			return false
 		}
-		op.off = min(op.off, w.blocks-op.n)
-	}
-	if kind == core.AppWrite {
-		for range op.n {
-			op.vals = append(op.vals, w.next)
-			w.next++
+		v := n.m.View()
+		if v.Volumes[0].Disk != wire.UpToDate || v.Volumes[0].Pending > 0 {
+			return false
 		}
+		for k, l := range v.Volumes[0].Links {
+			if l.Conn != wire.Connected || v.Peers[k].Conn != wire.Connected || l.Disk != wire.UpToDate {
+				return false
+			}
+		}
+		_ = i
 	}
-	w.submit(w.primary, op)
+	return true
 }
 
 // run lets steps happen until cond holds, or the limit is reached.
 func (w *world) run(limit int, cond func() bool) bool {
-	for range limit {
+	for k := range limit {
 		if w.err != nil {
 			return false
 		}
-		if cond != nil && cond() {
+		if cond != nil && (k < 16 || k%4 == 0) && cond() {
 			return true
 		}
 		w.step()
@@ -141,48 +185,54 @@ func (w *world) run(limit int, cond func() bool) bool {
 	return cond == nil
 }
 
-// promote makes a node Primary, as an operator would, and waits for it.
-func (w *world) promote(i int, force bool) bool {
+// command gives a node a command and waits for its answer, or its death.
+func (w *world) command(n *node, f func(m *core.Machine, cmd func(error))) error {
 	var res error
 	done := false
-	w.nodes[i].m.Promote(w.now, force, func(err error) { res, done = err, true })
-	w.nodes[i].effects()
-	if !w.run(200000, func() bool { return done || !w.nodes[i].up() }) || !w.nodes[i].up() {
-		w.fail("promotion of %s has no end", w.nodes[i].name)
+	life := n.life
+	f(n.m, func(err error) { res, done = err, true })
+	n.effects()
+	if !w.run(300000, func() bool { return done || n.life != life }) {
+		w.fail("a command of %s has no end", n.name)
+		return errors.New("no end")
+	}
+	return res
+}
+
+// promote makes a node Primary, as an operator would.
+func (w *world) promote(i int, force bool) bool { return w.promoteAfter(i, force, acked, false) }
+
+// promoteAfter makes a node Primary; it must have the writes that count.
+func (w *world) promoteAfter(i int, force bool, must loss, ordered bool) bool {
+	n := w.nodes[i]
+	if err := w.command(n, func(m *core.Machine, cmd func(error)) { m.Promote(w.now, force, cmd) }); err != nil || w.err != nil {
+		w.logf("promotion of %s: %v", n.name, err)
 		return false
 	}
-	if res != nil {
-		w.logf("promotion of %s: %v", w.nodes[i].name, res)
-		return false
-	}
-	w.settle(i)
+	w.settle(i, must, ordered)
 	w.primary = i
-	return true
+	return w.err == nil
 }
 
 // demote makes the primary Secondary.
 func (w *world) demote() bool {
-	i := w.primary
+	n := w.nodes[w.primary]
 	w.primary = -1
-	done := false
-	w.nodes[i].m.Demote(w.now, false, func(error) { done = true })
-	w.nodes[i].effects()
-	if !w.run(200000, func() bool { return done || !w.nodes[i].up() }) {
-		w.fail("demotion of %s has no end", w.nodes[i].name)
-		return false
-	}
-	return true
+	err := w.command(n, func(m *core.Machine, cmd func(error)) { m.Demote(w.now, false, cmd) })
+	return err == nil && w.err == nil
 }
 
-// setup starts both nodes, declares them equal and promotes one.
+// setup starts the nodes, gives them a common past and promotes the first.
 func (w *world) setup() bool {
 	for _, n := range w.nodes {
 		n.start()
 	}
 	connected := func() bool {
 		for i := range w.nodes {
-			if v := w.view(i); v.Peers[0].Conn != wire.Connected || v.Volumes[0].Links[0].Conn != wire.Connected {
-				return false
+			for j := range i {
+				if !w.linked(j, i) {
+					return false
+				}
 			}
 		}
 		return true
@@ -191,62 +241,103 @@ func (w *world) setup() bool {
 		w.fail("no connection")
 		return false
 	}
-	if w.rng.IntN(3) == 0 { // a real initial sync
+	initial := w.rng.IntN(4) == 0
+	if initial { // a real initial sync
 		if !w.promote(0, true) {
 			w.fail("first promotion refused")
 			return false
 		}
-		return w.run(300000, func() bool { return w.view(1).Volumes[0].Disk == wire.UpToDate && w.replicated(0) })
-	}
-	done := false
-	w.nodes[0].m.NewCurrentUUID(w.now, 0, true, func(err error) {
-		done = true
-		if err != nil {
+	} else {
+		if err := w.command(w.nodes[0], func(m *core.Machine, cmd func(error)) { m.NewCurrentUUID(w.now, 0, true, cmd) }); err != nil {
 			w.fail("skip: %v", err)
+			return false
 		}
-	})
-	w.nodes[0].effects()
-	if !w.run(100000, func() bool { return done && w.view(1).Volumes[0].Disk == wire.UpToDate }) {
+		if !w.run(100000, func() bool { return w.disk(1) == wire.UpToDate }) {
+			w.fail("initial sync not skipped")
+			return false
+		}
+		if !w.promote(0, false) {
+			w.fail("first promotion refused")
+			return false
+		}
+	}
+	if !w.run(600000, w.allReplicated) {
+		for i := range w.nodes {
+			w.logf("%+v", w.view(i))
+		}
+		w.fail("setup did not end")
 		return false
 	}
-	return w.promote(0, false)
+	return true
 }
 
-// heal ends all faults and waits until both replicas are in sync.
+// heal ends all faults and waits until all replicas are in sync.
 func (w *world) heal() {
 	for _, n := range w.nodes {
-		n.disk.fail, n.disk.failRead = 0, 0
-		if n.link != nil {
-			n.link.stall = false
+		clear(n.disk.fails)
+		n.detached = false
+		for _, c := range n.links {
+			if c != nil {
+				c.stall = false
+			}
 		}
 		if !n.up() {
 			n.start()
 		}
-		n.m.PauseSync(w.now, 0, 0, false, nil)
+		for k := range n.links {
+			n.m.PauseSync(w.now, 0, k, false, nil)
+		}
+		n.m.Resume(w.now, nil)
 		n.effects()
 	}
 	w.quiet = true
-	again := func() bool {
-		for _, n := range w.nodes {
-			v := n.m.View()
-			if v.Volumes[0].Disk == wire.Diskless && v.Volumes[0].OnDisk == 0 && !n.closing() {
-				n.attach(nil)
-				n.effects()
-			}
-			if v.Peers[0].Conn == wire.StandAlone {
-				w.fail("%s ended StandAlone: %v", n.name, v.Peers[0].Why)
-			}
-		}
-		return w.idle()
-	}
-	if !w.run(5000000, again) && w.err == nil {
-		for i, n := range w.nodes {
-			v := w.view(i)
-			w.logf("%s: %s disk %s conn %s repl %s oos %d tasks %d meta %d open %d", n.name, v.Role, v.Volumes[0].Disk, v.Peers[0].Conn, v.Volumes[0].Links[0].Conn, v.Volumes[0].Links[0].OutOfSync, len(n.tasks), len(n.meta), len(w.open))
-		}
+	if !w.run(3000000, w.mend) && w.err == nil {
+		w.status()
 		w.fail("not in sync in the end")
 	}
 }
 
-// closing says whether a disk is still being given up.
-func (n *node) closing() bool { return len(n.tasks)+len(n.meta) > 0 }
+// mend does what an operator does for nodes at rest, and says when all is well.
+func (w *world) mend() bool {
+	if !w.quietNow() {
+		return false
+	}
+	for _, n := range w.nodes {
+		v := n.m.View()
+		d := v.Volumes[0]
+		if d.Disk == wire.Diskless && d.OnDisk == 0 {
+			n.attach(nil)
+			n.effects()
+			return false
+		}
+		for k, l := range d.Links {
+			switch {
+			case v.Peers[k].Conn == wire.StandAlone && v.Peers[k].Why != nil && v.Peers[k].Why.Error() != "disconnected by command":
+				w.fail("%s ended StandAlone: %v", n.name, v.Peers[k].Why)
+			case v.Peers[k].Conn == wire.StandAlone:
+				n.m.Connect(w.now, k, false, nil)
+				n.effects()
+				return false
+			case l.Conn == wire.Connected && (d.Disk == wire.Inconsistent || l.Disk == wire.Inconsistent || l.OutOfSync > 0) && n.links[k] != nil && !n.links[k].dead:
+				n.links[k].cut() // found by a verify, or left by errors: a new connection resyncs it
+				return false
+			}
+		}
+	}
+	return w.idle()
+}
+
+// status writes the state of everything to the log.
+func (w *world) status() {
+	for i, n := range w.nodes {
+		if !n.up() {
+			w.logf("%s: down", n.name)
+			continue
+		}
+		v := w.view(i)
+		for k, l := range v.Volumes[0].Links {
+			w.logf("%s-%s: %s disk %s peer %s conn %s repl %s oos %d tasks %d meta %d open %d pending %d want %v", n.name, n.peer(k).name, v.Role,
+				v.Volumes[0].Disk, l.Disk, v.Peers[k].Conn, l.Conn, l.OutOfSync, len(n.tasks), len(n.meta), len(w.open), v.Volumes[0].Pending, n.want)
+		}
+	}
+}

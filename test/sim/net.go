@@ -14,15 +14,16 @@ type packet struct {
 	data []byte   // bitmap bytes
 }
 
-// conn is the pair of sockets between the two nodes. Each socket keeps its order; between sockets there is none.
+// conn is the pair of sockets between two nodes. Each socket keeps its order; between sockets there is none.
 type conn struct {
 	w     *world
+	ends  [2]*node
 	dead  bool
 	stall bool        // packets stay on the way
-	data  [2][]packet // by receiving node
+	data  [2][]packet // by receiving end
 	meta  [2][]packet
-	last  [2][2]core.Now // by receiving node: data, meta
-	gone  [2]bool        // this side was told
+	last  [2][2]core.Now // by receiving end: data, meta
+	gone  [2]bool        // this end was told
 }
 
 func isMeta(c wire.Command) bool {
@@ -34,15 +35,39 @@ func isMeta(c wire.Command) bool {
 	return false
 }
 
-func (c *conn) send(from int, p packet) {
+// end says which end of the connection a node is.
+func (c *conn) end(n *node) int {
+	if c.ends[0] == n {
+		return 0
+	}
+	return 1
+}
+
+func (c *conn) send(from *node, p packet) {
 	if c.dead {
 		return
 	}
-	to := 1 - from
+	to := 1 - c.end(from)
+	if p.p.Cmd == wire.RSDataReply {
+		c.w.moved += int64(p.p.Size)
+	}
+	if p.p.Cmd == wire.OutOfSync && c.w.bug("what the peer does not get is not told") {
+		return
+	}
+	if p.p.Cmd == wire.RSDataReply && len(c.data[to]) > 0 && c.w.bug("resync data is overtaken by newer writes") {
+		// It arrives behind what is sent next.
+		q := c.data[to]
+		c.data[to] = append(q[:len(q)-1:len(q)-1], p, q[len(q)-1])
+		return
+	}
 	if isMeta(p.p.Cmd) {
 		c.meta[to] = append(c.meta[to], p)
 	} else {
 		c.data[to] = append(c.data[to], p)
+	}
+	if p.p.Cmd == wire.Data && p.p.Flags&wire.FlagSendWriteAck != 0 && p.p.Flags&wire.FlagMaySetInSync == 0 && c.w.bug("acknowledged before it arrived") {
+		a := wire.Packet{Cmd: wire.WriteAck, Vol: p.p.Vol, Sector: p.p.Sector, BlockID: p.p.BlockID, Size: p.p.Size, Seq: p.p.Seq}
+		c.meta[1-to] = append(c.meta[1-to], packet{p: a})
 	}
 }
 
@@ -58,16 +83,25 @@ func (c *conn) deliver(to int, meta bool) {
 	}
 	pk := (*q)[0]
 	*q = (*q)[1:]
-	n := c.w.nodes[to]
-	c.last[to][i] = c.w.now
-	if !n.up() || n.link != c {
+	n, w := c.ends[to], c.w
+	k := n.index(c.ends[1-to])
+	c.last[to][i] = w.now
+	if !n.up() || n.links[k] != c {
 		return
+	}
+	switch {
+	case w.opt.bug == "acknowledged before it arrived" && pk.p.Cmd == wire.WriteAck && w.doubleAck(n, &pk.p):
+		return
+	case pk.p.Cmd == wire.OutOfSync && w.rng.IntN(4) == 0 && w.bug("a report of what is out of sync is dropped"):
+		return
+	case (pk.p.Cmd == wire.Bitmap && len(pk.data) > 0) && w.bug("a piece of the bitmap is dropped"):
+		clear(pk.data)
 	}
 	var tag any
 	if pk.vals != nil {
 		tag = &payload{vals: pk.vals}
 		if pk.p.Cmd == wire.DataReply {
-			if r := n.m.ReplyBuffer(0, &pk.p); r != nil {
+			if r := n.m.ReplyBuffer(k, &pk.p); r != nil {
 				r.Tag.(*payload).vals = pk.vals
 				tag = nil
 			}
@@ -75,48 +109,68 @@ func (c *conn) deliver(to int, meta bool) {
 	}
 	p := pk.p
 	p.Tail = 0
-	_, err := n.m.Packet(c.w.now, 0, &p, tag, pk.data)
+	_, err := n.m.Packet(w.now, k, &p, tag, pk.data)
 	if err != nil {
-		c.w.fail("%s: protocol error on %#x: %v", n.name, uint16(pk.p.Cmd), err)
-		c.w.protocolErrors++
-		l := n.link
-		n.link = nil
-		if l != nil {
-			l.cut()
-		}
-		n.m.LinkDown(c.w.now, 0, err, false)
+		w.fail("%s: protocol error on %s: %v", n.name, pk.p.Cmd, err)
+		n.links[k] = nil
+		c.cut()
+		n.m.LinkDown(w.now, k, err, false)
 	}
 	n.effects()
+}
+
+// doubleAck recognises the real acknowledgement of a write that was acknowledged early by a planted bug.
+func (w *world) doubleAck(n *node, p *wire.Packet) bool {
+	key := [2]uint64{uint64(n.id)<<32 | uint64(n.life), p.BlockID}
+	if w.early[key] {
+		return true
+	}
+	w.early[key] = true
+	return false
 }
 
 // tell informs a node that its connection is dead.
 func (c *conn) tell(i int) {
 	c.gone[i] = true
-	n := c.w.nodes[i]
-	if n.up() && n.link == c {
-		n.link = nil
-		n.m.LinkDown(c.w.now, 0, errors.New("connection reset"), false)
+	n := c.ends[i]
+	k := n.index(c.ends[1-i])
+	if n.up() && n.links[k] == c {
+		n.links[k] = nil
+		n.m.LinkDown(c.w.now, k, errors.New("connection reset"), false)
 		n.effects()
 	}
 }
 
 // connect joins two nodes that both want it.
-func (w *world) connect() {
-	c := &conn{w: w}
-	w.conn = c
+func (w *world) connect(i, j int) {
+	c := &conn{w: w, ends: [2]*node{w.nodes[i], w.nodes[j]}}
+	w.conns[i][j], w.conns[j][i] = c, c
 	resolver := w.rng.IntN(2)
 	features := uint32(wire.FeatureTrim | wire.FeatureThinResync | wire.FeatureWSame | wire.FeatureWZeroes)
 	if !w.strict {
 		features |= core.FeatureRelaxedEpochs
 	}
-	for i, n := range w.nodes {
-		n.want = false
-		n.link = c
-		c.last[i] = [2]core.Now{w.now, w.now}
-		n.m.LinkUp(w.now, 0, core.LinkInfo{Version: 101, Features: features, ResolveConflicts: i == resolver,
-			LastReceived: func() (core.Now, core.Now) { return c.last[i][0], c.last[i][1] }})
+	for e, n := range c.ends {
+		k := n.index(c.ends[1-e])
+		n.want[k] = false
+		n.m.SetNet(w.now, k, w.net, nil) // a change of the protocol may not have reached it before the connection was lost
+		n.links[k] = c
+		c.last[e] = [2]core.Now{w.now, w.now}
+		n.m.LinkUp(w.now, k, core.LinkInfo{Version: 101, Features: features, ResolveConflicts: e == resolver,
+			LastReceived: func() (core.Now, core.Now) { return c.last[e][0], c.last[e][1] }})
 	}
-	for _, n := range w.nodes {
+	for _, n := range c.ends {
 		n.effects()
+	}
+}
+
+// cutAll breaks all connections.
+func (w *world) cutAll() {
+	for i := range w.nodes {
+		for j := range i {
+			if c := w.conns[j][i]; c != nil {
+				c.cut()
+			}
+		}
 	}
 }

@@ -3,64 +3,62 @@ package sim
 import (
 	"flag"
 	"fmt"
-	"maps"
+	"hash/maphash"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/hawser-ha/hawser/replicator/core"
-	"github.com/hawser-ha/hawser/replicator/genid"
 	"github.com/hawser-ha/hawser/replicator/pace"
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
-// world is two nodes, the network between them, and a client.
+// options are what a kind of life has of its own.
+type options struct {
+	nodes  int          // 0: two
+	blocks int64        // of the volume; 0: as chance has it
+	bug    string       // a planted bug
+	tune   func(*world) // changes the configuration before the nodes are built
+}
+
+// world is the nodes, the network between them, and the clients.
 type world struct {
-	rng            *rand.Rand
-	now            core.Now
-	blocks         int64
-	nodes          [2]*node
-	conn           *conn
-	net            core.NetConfig
-	pace           pace.Params
-	strict         bool // epochs as a kernel peer wants them
-	err            error
-	protocolErrors int
-	log            []string
+	opt    options
+	rng    *rand.Rand
+	now    core.Now
+	blocks int64 // size of the volume
+	room   int64 // size of the disks, at most
+	nodes  []*node
+	conns  [][]*conn // by the two nodes, lower number first
+	net    core.NetConfig
+	pace   pace.Params
+	volume core.VolumeConfig
+	strict bool // epochs as a kernel peer wants them
+	err    error
+	log    []string
+	hash   uint64 // of all effects so far
+	hits   int    // how often the planted bug was acted out
 
 	next    uint64 // next value to write
 	hist    map[int64]*blockHist
 	open    []*clientOp
 	clock   int64 // orders client events
 	primary int   // the node that clients use; -1: none
+	both    bool  // clients use all nodes
 	acked   int
 	reads   int
-	good    [2]bool // may be promoted: has all acknowledged writes
-	trace   int64   // a block whose story is logged; -1: none
-	quiet   bool    // no more faults: the end
+	good    []bool // may be promoted: has all acknowledged writes
+	trace   int64  // a block whose story is logged; -1: none
+	quiet   bool   // no more client requests: the end
+	blind   bool   // what clients see is not checked: the data has split
+
+	choices []choice
+	moved   int64              // bytes of resync data on the network
+	split   map[int64]bool     // blocks whose content a split brain made different: they go to the undo log before they are overwritten
+	early   map[[2]uint64]bool // for a planted bug: writes that were acknowledged
 }
 
-// blockHist is what a block may hold.
-type blockHist struct {
-	writes []*clientOp // from the oldest that may still show, in order of their start
-}
-
-// clientOp is one request of the client.
-type clientOp struct {
-	w          *world
-	kind       core.Kind
-	off, n     int64 // blocks
-	vals       []uint64
-	start, end int64
-	done       bool // answered
-	ok         bool
-	stable     bool // known to be on stable storage
-	p          *payload
-	allowed    []map[uint64]bool // reads: what each block may show
-	node       int
-}
-
+// fail says that the life went wrong.
 func (w *world) fail(format string, args ...any) {
 	if w.err == nil {
 		w.err = fmt.Errorf(format, args...)
@@ -81,226 +79,134 @@ func (w *world) tail() string {
 	return strings.Join(w.log[max(0, len(w.log)-80):], "\n")
 }
 
-func sortedKeys(m map[int64]uint64) []int64 {
-	keys := make([]int64, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// bug says whether the planted bug of this name is to be acted out now.
+func (w *world) bug(name string) bool {
+	if w.opt.bug != name {
+		return false
 	}
-	slices.Sort(keys)
-	return keys
+	w.hits++
+	return true
 }
 
-var traceFlag = flag.Int64("block", -1, "log what happens to this block")
+var (
+	traceFlag = flag.Int64("block", -1, "log what happens to this block")
+	hashSeed  = maphash.MakeSeed()
+)
 
-func newWorld(seed uint64, protocol uint32) *world {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0)), now: 1e9, hist: map[int64]*blockHist{}, primary: -1, next: 1, trace: *traceFlag}
-	w.blocks = 1024*int64(3+w.rng.IntN(150)) + int64(w.rng.IntN(1024))
+func newWorld(seed uint64, opt options) *world {
+	w := &world{opt: opt, rng: rand.New(rand.NewPCG(seed, 0)), now: 1e9, hist: map[int64]*blockHist{}, primary: -1, next: 1, trace: *traceFlag, early: map[[2]uint64]bool{}}
+	w.blocks = 1024*int64(3+w.rng.IntN(100)) + int64(w.rng.IntN(1024))
+	if opt.blocks > 0 {
+		w.blocks = opt.blocks
+	}
+	w.room = w.blocks
 	w.strict = w.rng.IntN(3) == 0
-	w.net = core.NetConfig{Protocol: protocol, Timeout: 6 * time.Second, KOCount: 7, PingInt: 10 * time.Second, PingTimeout: 500 * time.Millisecond,
+	w.net = core.NetConfig{Protocol: 3, Timeout: 6 * time.Second, KOCount: 7, PingInt: 10 * time.Second, PingTimeout: 500 * time.Millisecond,
 		MaxEpochSize: 1 + w.rng.IntN(20), MaxBuffers: 2048, OnCongestion: "block", Fencing: "dont-care", VerifyAlg: "crc32c", VerifySize: 4}
+	w.volume = core.VolumeConfig{Number: 0, OnIOError: "detach", ALUpdates: true, MaxBio: 64 << 10}
 	if w.rng.IntN(2) == 0 {
 		w.net.CsumsAlg, w.net.CsumsSize = "crc32c", 4
+		w.net.CsumsAfterCrashOnly = w.rng.IntN(3) == 0
 	}
-	w.net.Policies = genid.Policies{}
+	if w.rng.IntN(3) == 0 {
+		w.volume.ThinGranularity = 16 << 10
+	}
 	w.pace = pace.Params{ResyncRate: 1 << 20, PlanAhead: 20, DelayTarget: 10, FillTarget: 512, MaxRate: 4 << 20}
-	for i := range w.nodes {
-		w.nodes[i] = &node{w: w, id: i, name: string(rune('a' + i)), disk: newStore(w.blocks, 1)}
+	if opt.nodes == 0 {
+		w.opt.nodes = 2
+	}
+	if opt.tune != nil {
+		opt.tune(w)
+	}
+	w.good = make([]bool, w.opt.nodes)
+	for i := range w.opt.nodes {
+		w.nodes = append(w.nodes, &node{w: w, id: i, name: string(rune('a' + i)), volume: w.volume, capacity: w.blocks, disk: newStore(w.room, w.opt.nodes-1)})
+		w.conns = append(w.conns, make([]*conn, w.opt.nodes))
 	}
 	return w
 }
 
-// submit gives a client request to a node.
-func (w *world) submit(i int, op *clientOp) {
-	n := w.nodes[i]
-	op.w, op.node = w, i
-	w.clock++
-	op.start = w.clock
-	r := n.m.NewRequest(op.kind)
-	r.Vol, r.Off, r.Len = 0, op.off*block, op.n*block
-	op.p = &payload{vals: op.vals, op: op}
-	r.Tag = op.p
-	switch op.kind {
-	case core.AppWrite, core.AppZero, core.AppTrim:
-		for b := op.off; b < op.off+op.n; b++ {
-			h := w.hist[b]
-			if h == nil {
-				h = &blockHist{}
-				w.hist[b] = h
-			}
-			h.writes = append(h.writes, op)
-		}
-		r.FUA = w.rng.IntN(8) == 0
-	case core.AppRead:
-		for b := op.off; b < op.off+op.n; b++ {
-			op.allowed = append(op.allowed, w.mayShow(b))
-		}
-	}
-	w.open = append(w.open, op)
-	n.m.Submit(w.now, r)
-	n.effects()
-}
-
-// mayShow is the set of values a block may show to a read that starts now.
-func (w *world) mayShow(b int64) map[uint64]bool {
-	out := map[uint64]bool{}
-	h := w.hist[b]
-	if h == nil {
-		out[0] = true
-		return out
-	}
-	base := -1
-	for i, op := range h.writes {
-		if op.done && op.ok {
-			base = i
-		}
-	}
-	if base < 0 {
-		out[0] = true
-	}
-	for i, op := range h.writes {
-		// A write that ended before the last acknowledged one began is gone for good.
-		if base >= 0 && i != base && op.done && op.end < h.writes[base].start {
-			continue
-		}
-		if base >= 0 && i < base && op.done && op.ok && op.end < h.writes[base].start {
-			continue
-		}
-		out[op.val(b)] = true
-	}
-	return out
-}
-
-func (op *clientOp) val(b int64) uint64 {
-	if op.kind != core.AppWrite {
-		return 0
-	}
-	return op.vals[b-op.off]
-}
-
-func (op *clientOp) complete(err error) {
-	w := op.w
-	if op.done {
-		w.fail("request answered twice")
-		return
-	}
-	w.clock++
-	op.done, op.ok, op.end = true, err == nil, w.clock
-	for i, o := range w.open {
-		if o == op {
-			w.open = slices.Delete(w.open, i, i+1)
-			break
-		}
-	}
-	if err != nil {
-		return
-	}
-	switch op.kind {
-	case core.AppRead:
-		w.reads++
-		for i := range op.n {
-			got := op.p.vals[i]
-			// Writes that began while the read was under way may show as well.
-			if op.allowed[i][got] || w.mayShow(op.off + i)[got] || w.begunSince(op.off+i, op.start, got) {
-				continue
-			}
-			w.fail("read of block %d on %s: %d, allowed %v", op.off+i, w.nodes[op.node].name, got, op.allowed[i])
-		}
-	case core.AppFlush:
-	default:
-		w.acked++
-		for b := op.off; b < op.off+op.n; b++ { // forget what can show no more
-			h := w.hist[b]
-			h.writes = slices.DeleteFunc(h.writes, func(o *clientOp) bool {
-				return o != op && o.done && o.end < op.start
-			})
-		}
-	}
-}
-
-func (w *world) begunSince(b, start int64, got uint64) bool {
-	for _, op := range w.hist[b].writes {
-		if op.start > start && op.val(b) == got {
-			return true
-		}
-	}
-	return false
-}
-
-// crashed: the client's requests to that node are in doubt for ever.
-func (w *world) crashed(n *node) {
-	for _, op := range append([]*clientOp(nil), w.open...) {
-		if op.node == n.id {
-			w.clock++
-			op.done, op.ok, op.end = true, false, 1<<62 // it may still show, until something newer is acknowledged
-		}
-	}
-	w.open = slices.DeleteFunc(w.open, func(op *clientOp) bool { return op.node == n.id })
-	if w.primary == n.id {
-		w.primary = -1
-	}
-}
-
-// settle: a new primary serves. What was in doubt either shows from now on or never: the client reads every block it is
-// unsure of and remembers.
-func (w *world) settle(i int) {
-	n := w.nodes[i]
-	if n.m.View().Volumes[0].Disk != wire.UpToDate { // it reads from its peer
-		n = w.nodes[1-i]
-	}
-	for _, b := range slices.Sorted(maps.Keys(w.hist)) {
-		h := w.hist[b]
-		doubt := false
-		for _, op := range h.writes {
-			doubt = doubt || op.end == 1<<62
-		}
-		if !doubt {
-			continue
-		}
-		got := n.disk.now[b]
-		if !w.mayShow(b)[got] {
-			w.fail("block %d on the new primary %s holds %d, allowed %v", b, n.name, got, w.mayShow(b))
-			return
-		}
-		w.clock++
-		keep := &clientOp{w: w, kind: core.AppWrite, off: b, n: 1, vals: []uint64{got}, start: w.clock, end: w.clock, done: true, ok: true}
-		h.writes = append(slices.DeleteFunc(h.writes, func(o *clientOp) bool { return o.done }), keep)
-	}
+// note mixes something that happened into the hash of this life.
+func (w *world) note(args ...any) {
+	w.hash = w.hash*1099511628211 ^ maphash.String(hashSeed, fmt.Sprint(args...))
 }
 
 func (w *world) view(i int) core.View { return w.nodes[i].m.View() }
 
-// has reports whether node i can lead: it has all acknowledged writes, as the primary sees it.
-func (w *world) replicated(primary int) bool {
-	v := w.view(primary)
-	l := v.Volumes[0].Links[0]
-	return v.Peers[0].Conn == wire.Connected && l.Conn == wire.Connected && l.Disk == wire.UpToDate
+// disk is the state of a node's disk; Diskless for a dead node.
+func (w *world) disk(i int) wire.Disk {
+	if !w.nodes[i].up() {
+		return wire.Diskless
+	}
+	return w.view(i).Volumes[0].Disk
+}
+
+// linked says that two nodes are connected and at rest with each other, seen from both sides.
+func (w *world) linked(i, j int) bool {
+	a, b := w.nodes[i], w.nodes[j]
+	if !a.up() || !b.up() {
+		return false
+	}
+	va, vb := a.m.View(), b.m.View()
+	la, lb := va.Volumes[0].Links[a.index(b)], vb.Volumes[0].Links[b.index(a)]
+	return va.Peers[a.index(b)].Conn == wire.Connected && vb.Peers[b.index(a)].Conn == wire.Connected &&
+		la.Conn == wire.Connected && lb.Conn == wire.Connected
+}
+
+// replicated reports whether node j can lead: it has all acknowledged writes, as the primary i sees it.
+func (w *world) replicated(i, j int) bool {
+	a, b := w.nodes[i], w.nodes[j]
+	if !a.up() || !b.up() {
+		return false
+	}
+	v := a.m.View()
+	k := a.index(b)
+	l := v.Volumes[0].Links[k]
+	return v.Peers[k].Conn == wire.Connected && l.Conn == wire.Connected && l.Disk == wire.UpToDate && w.disk(j) == wire.UpToDate
+}
+
+// allReplicated says that the primary has everything replicated everywhere.
+func (w *world) allReplicated() bool {
+	if w.primary < 0 || !w.nodes[w.primary].up() {
+		return false
+	}
+	for j := range w.nodes {
+		if j != w.primary && !w.replicated(w.primary, j) {
+			return false
+		}
+	}
+	return true
 }
 
 // check compares the replicas at the end.
 func (w *world) check() {
-	for i, n := range w.nodes {
+	for _, n := range w.nodes {
 		v := n.m.View().Volumes[0]
-		if v.Disk != wire.UpToDate || v.Links[0].OutOfSync != 0 || v.Links[0].Conn != wire.Connected {
-			w.fail("%s ended %s %s, %d bytes out of sync", n.name, v.Disk, v.Links[0].Conn, v.Links[0].OutOfSync)
-			return
+		if v.Size != w.blocks*block {
+			w.fail("%s ended with %d blocks, not %d", n.name, v.Size/block, w.blocks)
 		}
-		_ = i
-	}
-	seen := map[int64]uint64{}
-	for k, v := range w.nodes[0].disk.now {
-		seen[k] = v
-	}
-	for k := range w.nodes[1].disk.now {
-		seen[k] = 0
-	}
-	for _, k := range sortedKeys(seen) {
-		a, b := w.nodes[0].disk.now[k], w.nodes[1].disk.now[k]
-		if a != b {
-			w.fail("block %d: a has %d, b has %d", k, a, b)
-			return
+		for k, l := range v.Links {
+			if v.Disk != wire.UpToDate || l.OutOfSync != 0 || l.Conn != wire.Connected {
+				w.fail("%s ended %s %s towards %s, %d bytes out of sync", n.name, v.Disk, l.Conn, n.peer(k).name, l.OutOfSync)
+				return
+			}
 		}
-		if !w.mayShow(k)[a] {
-			w.fail("block %d holds %d, allowed %v", k, a, w.mayShow(k))
+	}
+	a := w.nodes[0].disk
+	for k := range w.blocks {
+		for _, n := range w.nodes[1:] {
+			if a.now[k] != n.disk.now[k] {
+				w.fail("block %d: a has %d, %s has %d", k, a.now[k], n.name, n.disk.now[k])
+				return
+			}
+		}
+	}
+	if w.blind {
+		return
+	}
+	for k := range w.blocks {
+		if !w.mayShow(k, a.now[k]) {
+			w.fail("block %d holds %d, allowed %v", k, a.now[k], w.shown(k))
 			return
 		}
 	}
