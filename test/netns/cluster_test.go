@@ -19,7 +19,7 @@ const (
 	resource   = "r0"
 	opTimeout  = 30 * time.Second // of a request of the checker
 	stateLimit = 30 * time.Second // for a change of state that should take a moment
-	syncLimit  = 90 * time.Second // for a resync
+	syncLimit  = 30 * time.Second // for a resync
 )
 
 // setup says what cluster is wanted. Two nodes n1 and n2 hold the data, n3 is a witness.
