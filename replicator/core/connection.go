@@ -167,7 +167,7 @@ func (m *Machine) Packet(now Now, peer int, pkt *wire.Packet, tag any, data []by
 	if !p.up {
 		return false, nil // what is still in the buffers of a dead link
 	}
-	if p.gate && !onMeta(pkt.Cmd) {
+	if p.gate && !pkt.Cmd.OnMeta() {
 		p.hold(pkt, tag, data)
 		return true, nil
 	}

@@ -14,16 +14,6 @@ func (p *peer) hold(pkt *wire.Packet, tag any, data []byte) {
 	p.inq = append(p.inq, queued{*pkt, tag, bytes.Clone(data)})
 }
 
-// onMeta says whether a packet travels on the meta socket, where nothing waits.
-func onMeta(c wire.Command) bool {
-	switch c {
-	case wire.Ping, wire.PingAck, wire.RecvAck, wire.WriteAck, wire.RSWriteAck, wire.Superseded, wire.NegAck, wire.NegDReply, wire.NegRSDReply,
-		wire.BarrierAck, wire.StateChgReply, wire.OVResult, wire.RSIsInSync, wire.RSCancel, wire.ConnStChgReply, wire.RetryWrite:
-		return true
-	}
-	return false
-}
-
 // ungate goes on with the packets that waited for a drain.
 func (m *Machine) ungate(p *peer) {
 	p.gate = false
