@@ -30,6 +30,7 @@ type options struct {
 	length time.Duration
 	peers  []string
 	cells  []string
+	quiet  time.Duration // how long to wait for a quiet machine, in all
 	keep   bool
 }
 
@@ -72,6 +73,7 @@ func parse() (*options, error) {
 	flag.StringVar(&peers, "peers", "", "only these, separated by blanks: "+strings.Join(peerNames(), " "))
 	flag.StringVar(&cells, "cells", "", "only these, separated by blanks: a group (tmpfs disk pair resync allocs), a cell (randwrite-qd1), or both (disk/seqread)")
 	flag.BoolVar(&long, "long", false, "more and longer runs")
+	flag.DurationVar(&o.quiet, "quiet", time.Minute, "how long to wait in all, before turns, for other processes to leave the processors alone")
 	flag.BoolVar(&o.keep, "keep", false, "leave the working folders, with the logs")
 	flag.Parse()
 	o.peers, o.cells = strings.Fields(peers), strings.Fields(cells)
@@ -181,6 +183,9 @@ func (w *world) measureGroup(g group, res *results) error {
 	}
 	for _, j := range cells {
 		for turn := 1; turn <= w.o.runs; turn++ {
+			if err := w.settle(); err != nil {
+				return err
+			}
 			for _, p := range peers {
 				r, err := w.fio(p, j)
 				if err != nil {

@@ -31,6 +31,9 @@ func (w *world) measureResync(res *results) error {
 		return err
 	}
 	for turn := 1; turn <= w.o.runs; turn++ {
+		if err := w.settle(); err != nil {
+			return err
+		}
 		if err := scribble(h.a, turn); err != nil { // so that something has to be copied, and is seen to have been
 			return err
 		}

@@ -232,3 +232,52 @@ func cpu(pids []int) (time.Duration, error) {
 	}
 	return time.Duration(ticks) * time.Second / 100, nil // USER_HZ is 100 on every architecture of Go's
 }
+
+// settle waits until the machine has been idle for a moment, so that a turn does not begin in the middle of somebody
+// else's work. All waiting together is bounded.
+func (w *world) settle() error {
+	const look = 100 * time.Millisecond
+	for began := time.Now(); w.o.quiet > 0; began = time.Now() {
+		busy, all, err := machineTime()
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(look):
+		case <-w.ctx.Done():
+			return context.Cause(w.ctx)
+		}
+		busy2, all2, err := machineTime()
+		if err != nil {
+			return err
+		}
+		if all2 > all && float64(busy2-busy)/float64(all2-all) < 0.1 {
+			return nil
+		}
+		w.o.quiet -= time.Since(began)
+	}
+	return nil
+}
+
+// machineTime is what all processors together have worked, and have been there, in ticks.
+func machineTime() (busy, all int64, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	for i, f := range strings.Fields(line)[1:] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		if i >= 8 { // guest time is part of user time
+			break
+		}
+		all += n
+		if i != 3 && i != 4 { // idle, waiting for a disk
+			busy += n
+		}
+	}
+	return busy, all, nil
+}
