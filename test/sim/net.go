@@ -26,15 +26,6 @@ type conn struct {
 	gone  [2]bool        // this end was told
 }
 
-func isMeta(c wire.Command) bool {
-	switch c {
-	case wire.Ping, wire.PingAck, wire.RecvAck, wire.WriteAck, wire.RSWriteAck, wire.Superseded, wire.NegAck, wire.NegDReply, wire.NegRSDReply,
-		wire.BarrierAck, wire.StateChgReply, wire.OVResult, wire.RSIsInSync, wire.RSCancel, wire.ConnStChgReply, wire.RetryWrite:
-		return true
-	}
-	return false
-}
-
 // end says which end of the connection a node is.
 func (c *conn) end(n *node) int {
 	if c.ends[0] == n {
@@ -60,7 +51,7 @@ func (c *conn) send(from *node, p packet) {
 		c.data[to] = append(q[:len(q)-1:len(q)-1], p, q[len(q)-1])
 		return
 	}
-	if isMeta(p.p.Cmd) {
+	if p.p.Cmd.OnMeta() {
 		c.meta[to] = append(c.meta[to], p)
 	} else {
 		c.data[to] = append(c.data[to], p)
