@@ -654,7 +654,13 @@ func (r *Resource) Down(ctx context.Context, force bool) error {
 	if err != nil {
 		return err
 	}
-	err = r.demote(ctx, force)
+	demoting := ctx
+	if force { // a disk that hangs may keep it for ever
+		var cancel context.CancelFunc
+		demoting, cancel = context.WithTimeout(ctx, demoteTimeout)
+		defer cancel()
+	}
+	err = r.demote(demoting, force)
 	release()
 	if err != nil && !force {
 		return err

@@ -22,7 +22,8 @@ import (
 
 const (
 	// closeTimeout bounds Close: what hangs in the kernel longer is left behind.
-	closeTimeout = 10 * time.Second
+	closeTimeout  = 10 * time.Second
+	demoteTimeout = 5 * time.Second // before a forced down goes on without
 	// frontMemory bounds the payloads of front ends.
 	frontMemory = 256 << 20 // bytes, NBD
 	fuseMemory  = 64 << 20  // bytes

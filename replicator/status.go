@@ -70,6 +70,7 @@ func protocolName(n uint32) string {
 func (r *Resource) Status() *control.Status {
 	def := r.Definition()
 	last := r.hub.Last()
+	kept := r.undosKept()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.m.View()
@@ -87,7 +88,9 @@ func (r *Resource) Status() *control.Status {
 		s.Suspended = append(s.Suspended, "fencing")
 	}
 	for i := range w.Volumes {
-		s.Volumes = append(s.Volumes, r.volumeStatus(def, &w.Volumes[i]))
+		v := r.volumeStatus(def, &w.Volumes[i])
+		v.Undo = kept[v.Number]
+		s.Volumes = append(s.Volumes, v)
 	}
 	for i := range w.Peers {
 		s.Peers = append(s.Peers, r.peerStatus(def, &w, i))

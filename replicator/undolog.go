@@ -152,6 +152,19 @@ func (r *Resource) undoLogs(volume int) ([]undo.Info, error) {
 	}), err
 }
 
+// undosKept counts the undo logs of each volume. It reads their headers, and nothing where there is no log.
+func (r *Resource) undosKept() map[int]int {
+	logs, err := r.undoLogs(control.All)
+	if err != nil {
+		return nil // undo list says why
+	}
+	n := map[int]int{}
+	for _, l := range logs {
+		n[l.Header.Volume]++
+	}
+	return n
+}
+
 // Undos lists the undo logs.
 func (r *Resource) Undos(ctx context.Context, volume int) ([]control.UndoLog, error) {
 	if err := ctx.Err(); err != nil {
