@@ -21,7 +21,10 @@ import (
 	"github.com/hawser-ha/hawser/test/check/nbdclient"
 )
 
-const cliTimeout = 60 * time.Second
+const (
+	cliTimeout  = 60 * time.Second
+	downTimeout = 8 * time.Second // of the agents: a replicator that does not end is killed after this
+)
 
 const (
 	stop = syscall.SIGSTOP
@@ -88,6 +91,7 @@ func (n *node) startAgent() {
 	n.c.t.Helper()
 	n.agent = exec.Command("nsenter", "--net=/run/netns/"+n.c.net.ns(n.name), binaries.hawser, "agent", "--node", n.name,
 		"--run-dir", n.runDir(), "--state-dir", filepath.Join(n.dir, "state"), "--resources-dir", filepath.Join(n.dir, "resources.d"))
+	n.agent.Env = append(os.Environ(), "HAWSER_TIMEOUT_DOWN="+downTimeout.String())
 	n.agent.Stdout, n.agent.Stderr = n.log, n.log
 	n.agent.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := n.agent.Start(); err != nil {

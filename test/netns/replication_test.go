@@ -72,8 +72,9 @@ func TestR06DisklessPrimary(t *testing.T) {
 			} else {
 				c.until("errors", stateLimit, func() bool { return w.Stats().Failures() > 0 })
 			}
+			// It is the only copy, so n2 does not give it up by itself.
 			c.n2.faults.do("clear")
-			c.n2.wait("detached", stateLimit, func(st *control.Status) bool { return st.Volumes[0].DiskState == "Diskless" })
+			c.n2.cli("detach", "--force", resource)
 			c.n2.cli("attach", resource)
 			c.n2.wait("attached", stateLimit, func(st *control.Status) bool { return st.Volumes[0].DiskState == "UpToDate" })
 			c.acks(w, 200)
@@ -130,11 +131,11 @@ func TestR08SizesAndGrowth(t *testing.T) {
 	c.acks(w, 200)
 	c.o.sizes = nil
 	c.define()
-	c.n1.cli("adjust", resource)
 	if err := os.Truncate(c.n1.backing, large+1<<20); err != nil {
 		t.Fatal(err)
 	}
-	c.n1.cli("resize", resource)
+	c.n1.cli("adjust", resource)
+	c.n2.cli("adjust", resource)
 	c.n2.wait("grown", stateLimit, func(st *control.Status) bool { return st.Volumes[0].Size == large })
 	c.acks(w, 50)
 	if st := w.Stats(); st.Failures() > 0 || st.Broken > 0 {

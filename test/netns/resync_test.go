@@ -140,9 +140,11 @@ func TestS11ChecksumResync(t *testing.T) {
 	defer f.Close()
 	noise := []byte(strings.Repeat("wrong", check.BlockSize))[:check.BlockSize]
 	blocks := c.o.size / check.BlockSize
-	for b := int64(0); b < blocks; b += 100 {
-		if _, err := f.WriteAt(noise, b*check.BlockSize); err != nil {
-			t.Fatal(err)
+	for b := int64(0); b < blocks; b += 400 { // four together: what is sent is a multiple of the checksum's extent
+		for i := range int64(4) {
+			if _, err := f.WriteAt(noise, (b+i)*check.BlockSize); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	before := c.n1.now().Peers[0].Volumes[0].Sent
@@ -151,7 +153,7 @@ func TestS11ChecksumResync(t *testing.T) {
 		return synced(st) && st.Peers[0].Volumes[0].LastSync != nil
 	})
 	p, sent := c.n1.lastSync(), c.n1.now().Peers[0].Volumes[0].Sent-before
-	if differ := p.Total - p.SameCsum; p.Total != c.o.size || differ > c.o.size/50 || sent > c.o.size/25 {
+	if differ := p.Total - p.SameCsum; p.Total != c.o.size || differ > c.o.size/25 || sent > c.o.size/25 {
 		t.Errorf("of %d bytes %d differed and %d were sent; 1 %% is %d", p.Total, differ, sent, c.o.size/100)
 	}
 	t.Logf("of %d bytes %d were equal, %d sent", p.Total, p.SameCsum, sent)

@@ -24,7 +24,7 @@ func (c *cluster) split(blocks1, blocks2 int, primary1, primary2 bool) (one, two
 	c.quiet(w)
 	c.n1.cli("disconnect", resource)
 	c.n2.cli("disconnect", resource)
-	one = c.n1.scribble("n1", 0, blocks1)
+	one = c.n1.scribble("n1", 64<<10, blocks1)
 	c.n2.cli("primary", "--force", resource)
 	two = c.n2.scribble("n2", c.o.size/2+64<<10, blocks2)
 	for n, stays := range map[*node]bool{c.n1: primary1, c.n2: primary2} {
