@@ -86,12 +86,14 @@ func newPair(t *testing.T) *pair {
 func (p *pair) boot() {
 	p.t.Helper()
 	p.lab.Script("vm", "start", machine, "--ip", kernelIP, "--mods", "drbd,ext4,crc32c_generic,sha1_generic,sha256_generic,md5,hmac",
-		"--disk", p.disks[0]+":128M", "--disk", p.disks[1]+":128M")
+		"--disk", p.disks[0]+":200M", "--disk", p.disks[1]+":200M")
 }
 
-func (p *pair) runDir() string         { return filepath.Join(p.dir, "run") }
-func (p *pair) sock() string           { return filepath.Join(p.runDir(), "replicator", resource+".sock") }
-func (p *pair) disk(volume int) string { return filepath.Join(p.dir, fmt.Sprintf("disk%d.img", volume)) }
+func (p *pair) runDir() string { return filepath.Join(p.dir, "run") }
+func (p *pair) sock() string   { return filepath.Join(p.runDir(), "replicator", resource+".sock") }
+func (p *pair) disk(volume int) string {
+	return filepath.Join(p.dir, fmt.Sprintf("disk%d.img", volume))
+}
 
 func (p *pair) startAgent() {
 	p.t.Helper()
@@ -221,7 +223,7 @@ func (p *pair) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "resource: %s\nnodes:\n", resource)
 	fmt.Fprintf(&b, "  - name: %s\n    address: %s:7788\n", machine, kernelIP)
-	fmt.Fprintf(&b, "  - name: host\n    address: %s:7788\nvolumes:\n", hawserIP)
+	fmt.Fprintf(&b, "  - name: host\n    address: %s:7788\n    nbd:\n      listen: %s:10809\nvolumes:\n", hawserIP, hawserIP)
 	for v := range p.o.volumes {
 		fmt.Fprintf(&b, "  - volume: %d\n    device: none\n    disk: %s\n    size: %dK\n", v, p.disk(v), p.o.size>>10)
 	}
@@ -373,7 +375,9 @@ func (p *pair) wait(what string, limit time.Duration, hawser func(st *control.St
 func (p *pair) connected() {
 	p.t.Helper()
 	p.wait("connected", stateLimit, func(st *control.Status, _ int) bool { return st.Peers[0].Connection == "Connected" },
-		func(v kernelVolume) bool { return !slices.Contains([]string{"StandAlone", "Unconnected", "WFConnection", "WFReportParams"}, v.conn) })
+		func(v kernelVolume) bool {
+			return !slices.Contains([]string{"StandAlone", "Unconnected", "WFConnection", "WFReportParams"}, v.conn)
+		})
 }
 
 // inSync waits until nothing is left to do.
@@ -383,7 +387,9 @@ func (p *pair) inSync() {
 		peer := st.Peers[0].Volumes[v]
 		return st.Volumes[v].DiskState == "UpToDate" && st.Peers[0].Connection == "Connected" && peer.Replication == "Established" &&
 			peer.DiskState == "UpToDate" && peer.OutOfSync == 0
-	}, func(v kernelVolume) bool { return v.conn == "Connected" && v.disks == "UpToDate/UpToDate" && v.oos == "0" })
+	}, func(v kernelVolume) bool {
+		return v.conn == "Connected" && v.disks == "UpToDate/UpToDate" && v.oos == "0"
+	})
 }
 
 // standAlone waits until both have given up.
@@ -426,6 +432,14 @@ func (p *pair) same() {
 // equal is same without waiting.
 func (p *pair) equal() {
 	p.t.Helper()
+	if d := p.differ(); d != "" {
+		p.t.Errorf("%s\n%s", d, p.state())
+	}
+}
+
+// differ says what is different on the disks.
+func (p *pair) differ() string {
+	p.t.Helper()
 	st := p.now()
 	for v := range p.o.volumes {
 		size := st.Volumes[v].Size
@@ -442,8 +456,9 @@ func (p *pair) equal() {
 				differ = append(differ, off/4096)
 			}
 		}
-		p.t.Errorf("volume %d: %d of %d blocks differ: %v", v, len(differ), size/4096, differ[:min(len(differ), 20)])
+		return fmt.Sprintf("volume %d: %d of %d blocks differ: %v", v, len(differ), size/4096, differ[:min(len(differ), 20)])
 	}
+	return ""
 }
 
 func (p *pair) read(path string, size int64) []byte {

@@ -47,8 +47,8 @@ const (
 	repInfo  = 3
 	infoSize = 0 // NBD_INFO_EXPORT
 
-	cmdRead, cmdWrite, cmdDisc, cmdFlush, cmdTrim = 0, 1, 2, 3, 4
-	flagFUA                                       = 1
+	cmdRead, cmdWrite, cmdDisc, cmdFlush, cmdTrim, cmdZero = 0, 1, 2, 3, 4, 6
+	flagFUA                                                = 1
 
 	optionReplyMax = 1 << 16 // bytes
 	requestMax     = 32 << 20
@@ -319,3 +319,6 @@ func (c *Client) Flush() error { return c.do(cmdFlush, 0, 0, 0, nil) }
 
 // Trim says that a range is not needed.
 func (c *Client) Trim(off, length int64) error { return c.do(cmdTrim, 0, off, int(length), nil) }
+
+// Zero makes a range read as zeroes.
+func (c *Client) Zero(off, length int64) error { return c.do(cmdZero, 0, off, int(length), nil) }
