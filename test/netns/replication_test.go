@@ -55,7 +55,8 @@ func TestR04AheadBehind(t *testing.T) {
 
 // R06: a Primary without disk, and its only server fails.
 func TestR06DisklessPrimary(t *testing.T) {
-	for policy, suspend := range map[string]bool{"io-error": false, "suspend-io": true} {
+	for policy, fault := range map[string]string{"io-error": "eio all", "suspend-io": "eio write"} {
+		suspend := policy == "suspend-io"
 		t.Run(policy, func(t *testing.T) {
 			c := start(t, setup{diskless: "n1", fault: []string{"n2"}, options: map[string]string{"on-no-data-accessible": policy}})
 			c.n2.cli("primary", "--force", resource)
@@ -66,7 +67,7 @@ func TestR06DisklessPrimary(t *testing.T) {
 			if st := w.Stats(); st.Failures() > 0 {
 				t.Errorf("without a fault: %+v", st)
 			}
-			c.n2.faults.do("eio all")
+			c.n2.faults.do(fault)
 			if suspend {
 				c.n1.wait("suspended", stateLimit, func(st *control.Status) bool { return slices.Contains(st.Suspended, "no-data") })
 			} else {
