@@ -57,13 +57,21 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 	m.emit(SizeChanged, v.num, -1).Off = v.size
 	connected := false
 	for _, l := range v.pv {
-		if l.p.up && l.conn >= wire.WFReportParams {
+		// A peer without a disk has nothing to compare, and would not answer.
+		if l.p.up && l.conn >= wire.WFReportParams && (l.conn < wire.Connected || l.disk != wire.Diskless) {
 			connected = true
 		}
 	}
 	if !connected {
 		m.leaveNegotiating(v)
 		m.event(v.num, -1, "disk "+v.disk.String(), nil)
+		for _, l := range v.pv {
+			if l.p.up && l.conn >= wire.Connected {
+				m.sendSizes(l, 0)
+				m.sendUUIDs(l)
+				m.sendState(l)
+			}
+		}
 		m.attached(v, nil)
 		m.dataBack()
 		return
@@ -73,7 +81,7 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 		if !l.p.up || l.conn < wire.WFReportParams {
 			continue
 		}
-		l.negotiating = true
+		l.negotiating = l.conn < wire.Connected || l.disk != wire.Diskless
 		m.sendSizes(l, 0)
 		m.sendUUIDs(l)
 		m.sendState(l)
@@ -152,6 +160,12 @@ func (m *Machine) Detach(now Now, vol int, force bool, cmd any) {
 	case m.role == wire.Primary && !m.otherCopy(v) && !force:
 		m.result(cmd, fmt.Errorf("detach: %w: this is the only copy in reach of a volume in use", ErrNoData))
 		return
+	}
+	for _, l := range v.pv {
+		if l.servesDiskless() && !force {
+			m.result(cmd, fmt.Errorf("detach: %w: the peer %s is Primary without a disk and needs ours", ErrNoData, l.p.cfg.Name))
+			return
+		}
 	}
 	v.detachCmd = cmd
 	m.detachNow(v, nil)
@@ -318,8 +332,17 @@ func (m *Machine) Disconnect(now Now, peer int, force bool, cmd any) {
 			return
 		}
 	}
-	again := func() { m.Disconnect(m.now, peer, force, cmd) }
-	if m.drained(p, again) {
+	if !m.drained(p, func() { m.askGoodbye(p, cmd) }) {
+		m.askGoodbye(p, cmd)
+	}
+}
+
+// askGoodbye asks for the peer's consent to a disconnect. What is written meanwhile it may miss.
+func (m *Machine) askGoodbye(p *peer, cmd any) {
+	if p.state != wire.Connected { // lost meanwhile: so be it
+		m.retryOff(p)
+		m.standAlone(p, errors.New("disconnected by command"))
+		m.result(cmd, nil)
 		return
 	}
 	m.askPeer(p, -1, maskConn, wire.State(wire.Disconnecting)<<4, func(err error) {

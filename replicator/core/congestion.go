@@ -40,6 +40,9 @@ func (m *Machine) becomeAhead(l *link) {
 	m.sendBarrier(l.p)
 	if l.conn == wire.SyncSource {
 		m.stopSource(l)
+		if l.doubt == nil {
+			l.doubt = bitmap.New(l.v.bits())
+		}
 	}
 	m.setConn(l, wire.Ahead)
 	l.aheadUntil = m.now + aheadCalm
@@ -61,8 +64,21 @@ func (m *Machine) becomeBehind(l *link) {
 	if l.v.disk < wire.Inconsistent || l.bm == nil {
 		return
 	}
-	l.peerSet = l.v.set(l.p.idx)
+	if l.conn == wire.Connected {
+		l.peerSet = l.v.set(l.p.idx)
+	} else {
+		m.stopSync(l) // the source is congested again: the rest comes later
+	}
 	m.setConn(l, wire.Behind)
+}
+
+// follows says whether the peer may be Ahead of us from here.
+func (l *link) follows() bool {
+	switch l.conn {
+	case wire.Connected, wire.WFSyncUUID, wire.SyncTarget, wire.PausedSyncT:
+		return true
+	}
+	return false
 }
 
 // tickAhead starts the resync after a congestion.

@@ -71,7 +71,7 @@ func (m *Machine) LinkUp(now Now, peer int, li LinkInfo) {
 	p.gotProtocol, p.peerDiscard = false, false
 	p.epoch, p.epochCount = uint32(m.cfg.Rand()), 0
 	p.repoch, p.rbase = nil, 0
-	p.gate, p.drain, p.flushing, p.flushUpTo = false, false, 0, 0
+	p.gate, p.drain, p.seqHold, p.flushing, p.flushUpTo = false, false, nil, 0, 0
 	p.pingSent, p.stall, p.lastData = 0, 0, now
 	p.why = nil
 	p.setState(m, wire.WFReportParams, "")
@@ -79,7 +79,7 @@ func (m *Machine) LinkUp(now Now, peer int, li LinkInfo) {
 	m.send(p, -1, wire.Protocol).Ext = m.protocolBody(p)
 	for _, v := range m.vols {
 		l := v.pv[p.idx]
-		l.seq, l.peerSeq, l.seqWait = 0, 0, nil
+		l.seq, l.peerSeq = 0, 0
 		l.uuids = nil
 		l.conn = wire.WFReportParams
 		l.resetSync()
@@ -240,9 +240,7 @@ func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) 
 		} else {
 			err = m.writeAcked(l, pkt)
 		}
-		if err == nil {
-			err = m.seqArrived(l)
-		}
+		m.seqArrived(l)
 		return false, err
 	case wire.SyncParam, wire.SyncParam89:
 		return false, m.syncParam(l, pkt.Ext.(*wire.SyncParamBody))
@@ -272,6 +270,7 @@ func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) 
 		return false, m.dataReply(l, pkt)
 	case wire.NegDReply:
 		m.sawSeq(l, pkt.Seq)
+		m.seqArrived(l)
 		return false, m.negDReply(l, pkt)
 	case wire.RSDataRequest, wire.RSThinReq, wire.CsumRSRequest:
 		return m.syncRequest(l, pkt, tag)
@@ -279,6 +278,7 @@ func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) 
 		return m.syncReply(l, pkt, tag)
 	case wire.NegRSDReply, wire.RSCancel, wire.RSIsInSync:
 		m.sawSeq(l, pkt.Seq)
+		m.seqArrived(l)
 		return false, m.syncAnswer(l, pkt)
 	case wire.OVRequest:
 		return false, m.verifyRequest(l, pkt)
@@ -286,6 +286,7 @@ func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) 
 		return m.verifyReply(l, pkt, tag)
 	case wire.OVResult:
 		m.sawSeq(l, pkt.Seq)
+		m.seqArrived(l)
 		return false, m.verifyResult(l, pkt)
 	}
 	return false, fmt.Errorf("packet %#x is not expected here", uint16(pkt.Cmd))
@@ -445,7 +446,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 			m.dropTag(p, q.tag)
 		}
 	}
-	p.inq, p.gate, p.drain = nil, false, false
+	p.inq, p.gate, p.drain, p.seqHold = nil, false, false, nil
 	p.repoch, p.rbase, p.flushing, p.flushUpTo = nil, 0, 0, 0
 	p.pingSent, p.pingFence = 0, nil
 	if a := p.ask; a != nil {
@@ -479,12 +480,6 @@ func (m *Machine) readAgain(r *Request) {
 func (m *Machine) linkGone(l *link) {
 	v := l.v
 	was := l.disk
-	for _, q := range l.seqWait {
-		if q.tag != nil {
-			m.dropTag(l.p, q.tag)
-		}
-	}
-	l.seqWait = nil
 	if l.rs.mayBeDone && (l.conn == wire.SyncSource || l.conn == wire.PausedSyncS) {
 		// The target has the answer to its last ping, so it may be UpToDate, and even be promoted. Then our generation is
 		// its as well, and what is written here from now on must be another one.

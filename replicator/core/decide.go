@@ -63,7 +63,7 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 	if l.conn == wire.VerifyT && s.Conn() == wire.Connected {
 		m.verifyDone(l)
 	}
-	if l.conn == wire.Connected && s.Conn() == wire.Ahead {
+	if s.Conn() == wire.Ahead && l.follows() {
 		l.disk = pdsk
 		m.becomeBehind(l)
 		return nil
@@ -101,7 +101,7 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 // firstState: the parameter exchange of this volume is complete.
 func (m *Machine) firstState(l *link, s wire.State, pdsk wire.Disk) error {
 	v, p := l.v, l.p
-	if m.role == wire.Primary && s.Role() == wire.Primary && !m.twoPrimaries(p) {
+	if m.role == wire.Primary && s.Role() == wire.Primary && !m.twoPrimaries(p) && !m.haveSplit(l, s) {
 		m.event(v.num, p.idx, "both nodes are primary", nil)
 		m.standAlone(p, errors.New("both nodes are Primary and two primaries are not allowed"))
 		return nil
@@ -149,14 +149,28 @@ func (m *Machine) side(l *link) genid.Side {
 	return genid.Side{Set: l.v.set(l.p.idx), Crashed: l.v.crashed, Primary: m.role == wire.Primary, DiscardMyData: l.p.discard, DirtyBits: uint64(l.count())}
 }
 
+// comparison is what decides between the data of both nodes.
+func (m *Machine) comparison(l *link) genid.Input {
+	u := l.uuids
+	return genid.Input{Self: m.side(l), ResolveConflicts: l.p.li.ResolveConflicts, Version: l.p.li.Version, WSame: l.p.li.Features&wire.FeatureWSame != 0,
+		Peer: genid.Side{Set: genid.Set{Current: u.Current, Bitmap: u.Bitmap, History1: u.History1, History2: u.History2},
+			Crashed: u.Flags&wire.UUIDCrashedPrimary != 0, Primary: l.role == wire.Primary,
+			DiscardMyData: l.p.peerDiscard || u.Flags&wire.UUIDDiscardMyData != 0, DirtyBits: u.DirtyBits}}
+}
+
+// haveSplit says whether both nodes wrote on their own: two Primaries that met again are told so, and after-sb-2pri decides.
+func (m *Machine) haveSplit(l *link, s wire.State) bool {
+	if l.uuids == nil || l.v.disk < wire.Negotiating || s.Disk() < wire.Negotiating {
+		return false
+	}
+	r := genid.Compare(m.comparison(l)).Result
+	return r == genid.SplitBrain || r == genid.SplitLong
+}
+
 // decide compares the data generations of both disks and starts what follows (drbd-wire.md 18).
 func (m *Machine) decide(l *link) error {
 	v, p := l.v, l.p
-	u := l.uuids
-	in := genid.Input{Self: m.side(l), ResolveConflicts: p.li.ResolveConflicts, Version: p.li.Version, WSame: p.li.Features&wire.FeatureWSame != 0,
-		Peer: genid.Side{Set: genid.Set{Current: u.Current, Bitmap: u.Bitmap, History1: u.History1, History2: u.History2},
-			Crashed: u.Flags&wire.UUIDCrashedPrimary != 0, Primary: l.role == wire.Primary,
-			DiscardMyData: p.peerDiscard || u.Flags&wire.UUIDDiscardMyData != 0, DirtyBits: u.DirtyBits}}
+	in := m.comparison(l)
 	verdict := genid.Compare(in)
 	r := verdict.Result
 	hawser := p.relaxed() // the peer is one of ours
@@ -219,7 +233,7 @@ func (m *Machine) decide(l *link) error {
 	}
 	target := r == genid.TargetBits || r == genid.TargetFull
 	source := r == genid.SourceBits || r == genid.SourceFull
-	if source && (v.disk <= wire.Inconsistent || mine) {
+	if source && mine {
 		return m.refuseData(l, "this node would be the source of a resync, but its disk is inconsistent")
 	}
 	if target && m.role == wire.Primary && v.disk >= wire.Consistent {
@@ -349,7 +363,8 @@ func (m *Machine) sanitize(l *link) {
 		l.conn = wire.SyncTarget
 	}
 	if l.conn >= wire.Connected && l.conn < wire.Ahead {
-		if v.disk == wire.Consistent || v.disk == wire.Outdated {
+		// Outdated data is good again beside a disk that agrees; if that disk is gone in the middle of a resync, ours is still old.
+		if v.disk == wire.Consistent || v.disk == wire.Outdated && l.disk >= wire.Inconsistent {
 			v.disk = wire.UpToDate
 		}
 		if l.disk == wire.Consistent || l.disk == wire.Outdated {

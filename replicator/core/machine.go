@@ -102,7 +102,7 @@ type peer struct {
 	tlHead, tlTail *Request // sent writes that are not barrier acknowledged, oldest first
 	tlCount        int
 	flushWait      []*Request // application flushes waiting for a barrier acknowledgement
-	drains         []func()   // waiting until nothing is unacknowledged
+	drains         []drain    // waiting until nothing is unacknowledged
 	flushNext      bool       // the next write must not overtake what was sent (protocol A or B, relaxed epochs)
 	inflight       int64      // bytes sent, not barrier acknowledged
 	reads          []*Request // remote reads without answer
@@ -111,7 +111,9 @@ type peer struct {
 	repoch    []rcvEpoch // the last one is current
 	rbase     uint32     // our number of repoch[0]
 	gate      bool       // data packets wait for a drain and flush
-	drain     bool       // a write that carries FLUSH waits until nothing is pending
+	seqHold   *link      // the first of them is a write whose turn it is not yet
+	seqSince  Now
+	drain     bool // a write that carries FLUSH waits until nothing is pending
 	inq       []queued
 	flushing  int // disk flushes for epochs under way
 	flushUpTo int // how many epochs at the head they cover
@@ -135,6 +137,12 @@ type sentEpoch struct {
 	sent  bool // its barrier is out
 	at    Now  // when it was closed
 	odd   bool // it held a write the peer refused in a conflict: its count cannot be checked
+}
+
+// drain runs when the peer has acknowledged all epochs up to nr.
+type drain struct {
+	nr   uint32
+	then func()
 }
 
 type rcvEpoch struct {
@@ -163,10 +171,8 @@ type link struct {
 	dsize, usize, csize              int64
 	userPause, afterPause, peerPause bool
 
-	seq      uint32 // last sequence number sent
-	peerSeq  uint32 // highest seen
-	seqWait  []queued
-	seqSince Now
+	seq     uint32 // last sequence number sent
+	peerSeq uint32 // highest seen
 
 	rs            resync
 	starting      bool // the decision is made, its bitmap exchange begins when FULL_SYNC is durable
@@ -175,11 +181,13 @@ type link struct {
 	bmWhole       bool           // all of it so far went into ours
 	bmScratch     *bitmap.Bitmap // takes what goes nowhere
 	bmSent        bool
-	hook          uint64 // token of the before-resync-target under way
-	hooked        bool   // it was run and agrees
-	negotiating   bool   // an attach waits for the peer's answer
-	aheadUntil    Now    // Ahead: when to try to resync
-	undo          bool   // this resync overwrites the loser of a split brain
+	syncID        uint64         // of the resync that this node began as the source on this connection
+	hook          uint64         // token of the before-resync-target under way
+	hooked        bool           // it was run and agrees
+	negotiating   bool           // an attach waits for the peer's answer
+	aheadUntil    Now            // Ahead: when to try to resync
+	doubt         *bitmap.Bitmap // Ahead out of a resync: blocks whose next acknowledgement may be of what they held before
+	undo          bool           // this resync overwrites the loser of a split brain
 	fullSync      bool
 	skipped       bool // the initial sync was skipped: reports from before may still be on the way
 }

@@ -124,7 +124,7 @@ func (m *Machine) epochsStable(p *peer) {
 		m.drainedHere(p)
 		return
 	}
-	if p.gate && len(p.repoch) == 1 && !p.repoch[0].closed {
+	if p.gate && p.seqHold == nil && len(p.repoch) == 1 && !p.repoch[0].closed {
 		m.ungate(p)
 	}
 	m.epochs(p)
@@ -142,11 +142,13 @@ func (m *Machine) peerWrite(p *peer, pkt *wire.Packet, tag any) (keep bool, err 
 		return false, errBadWrite
 	}
 	if m.twoPrimaries(p) && p.li.ResolveConflicts && pkt.Seq != l.peerSeq+1 && int32(pkt.Seq-l.peerSeq) > 0 {
-		// Acknowledgements sent before this write are still on the meta socket: whether it conflicts is known after them.
-		if len(l.seqWait) == 0 {
-			l.seqSince = m.now
+		// Acknowledgements sent before this write are still on the meta socket: whether it conflicts is known after them. What
+		// follows on the data socket stays behind it.
+		if p.seqHold == nil {
+			p.seqSince = m.now
 		}
-		l.seqWait = append(l.seqWait, queued{*pkt, tag, nil})
+		p.seqHold, p.gate = l, true
+		p.inq = append([]queued{{*pkt, tag, nil}}, p.inq...)
 		return true, nil
 	}
 	e := p.current()
@@ -257,25 +259,24 @@ func (m *Machine) sawSeq(l *link, seq uint32) {
 	}
 }
 
-// seqArrived takes up the writes whose turn it is now.
-func (m *Machine) seqArrived(l *link) error {
-	for len(l.seqWait) > 0 && int32(l.seqWait[0].pkt.Seq-l.peerSeq) <= 1 {
-		q := l.seqWait[0]
-		l.seqWait = l.seqWait[1:]
-		keep, err := m.peerWrite(l.p, &q.pkt, q.tag)
-		if !keep && q.tag != nil {
-			m.dropTag(l.p, q.tag)
-		}
-		if err != nil {
-			return err
-		}
+// seqArrived goes on with the data stream if the write at its head was waiting for this.
+func (m *Machine) seqArrived(l *link) {
+	p := l.p
+	if p.seqHold != l || int32(p.inq[0].pkt.Seq-l.peerSeq) > 1 {
+		return
 	}
-	return nil
+	p.seqHold = nil
+	m.ungate(p)
 }
 
 // beginPeerWrite: no write in flight overlaps it.
 func (m *Machine) beginPeerWrite(r *Request) {
 	v := r.v
+	if r.verdict != 0 {
+		m.ackWrite(r, r.verdict)
+		m.peerWriteOver(r)
+		return
+	}
 	if v.disk < wire.Inconsistent {
 		r.localErr = ErrNoDisk
 		m.ackWrite(r, wire.NegAck)
@@ -363,6 +364,9 @@ func (m *Machine) conflict(l *link, r *Request) bool {
 		if !o.begun && o.waits {
 			continue // not sent: it will follow this one
 		}
+		if o.begun && o.parts[l.p.idx].state != partSent {
+			continue // the peer has acknowledged it before it sent this one, which therefore comes after it
+		}
 		hit = true
 		if r.Off >= o.Off && r.Off+r.Len <= o.Off+o.Len {
 			contained = true
@@ -376,23 +380,29 @@ func (m *Machine) conflict(l *link, r *Request) bool {
 	if contained || l.p.li.Version < 100 {
 		cmd = wire.Superseded
 	}
-	m.ackWrite(r, cmd)
-	p := l.p
-	at := r.repoch
-	m.releasePeer(r)
-	m.epochWriteOver(p, at)
+	// The verdict is given when our own write is on the disk: until then a read here shows neither of the two.
+	r.verdict = cmd
+	if l.v.list(r) {
+		m.begin(r)
+	}
 	return true
 }
 
 // resubmit sends a write again that lost a conflict, behind what is in flight now.
 func (m *Machine) resubmit(r *Request) {
+	n := m.successor(r)
+	if n.v.list(n) {
+		m.begin(n)
+	}
+}
+
+// successor takes over what the application waits for from a request that is spent.
+func (m *Machine) successor(r *Request) *Request {
 	n := m.NewRequest(r.Kind)
 	n.v, n.Vol, n.Off, n.Len, n.Op, n.FUA, n.NoUnmap = r.v, r.Vol, r.Off, r.Len, r.Op, r.FUA, r.NoUnmap
 	n.Tag, r.Tag = r.Tag, nil
 	r.ended, r.told = true, true
 	m.unlist(r)
 	m.retire(r)
-	if n.v.list(n) {
-		m.begin(n)
-	}
+	return n
 }

@@ -97,8 +97,8 @@ func (m *Machine) readDone(r *Request) {
 		return
 	}
 	m.event(r.Vol, -1, "read error, trying a peer", r.localErr)
-	if r.v.disk < wire.Inconsistent {
-		m.readRemote(r)
+	if r.v.disk < wire.Inconsistent || m.otherPrimary(r.v) {
+		m.readRemote(r) // a heal beside the peer's own writes could wait for them, and they for it
 		return
 	}
 	// What the peer gives is written over the bad block: most disks then give it a new place. Nothing else may write there

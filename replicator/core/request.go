@@ -58,7 +58,8 @@ type reqState struct {
 	pflags    wire.Flags
 	repoch    uint32 // number of the receive epoch, counted by us
 	cmd       wire.Command
-	postponed bool // lost a write conflict: to be submitted again
+	postponed bool         // lost a write conflict: to be submitted again
+	verdict   wire.Command // PeerWrite that lost a conflict: the answer
 	remoteErr bool
 	linkGen   uint32 // life of the link it came over
 	cancelled bool   // its resync is over
@@ -227,6 +228,9 @@ func conflicts(o, r *Request) bool {
 	case SyncWrite:
 		return o.isWrite() || o.Kind == SyncWrite
 	case PeerWrite:
+		if r.verdict != 0 { // it is not done: only its answer waits
+			return o.isApp() && o.isWrite() && !o.onDisk() && (o.begun || !o.waits)
+		}
 		switch o.Kind {
 		case SyncWrite, VerifyCheck:
 			// Not for requests whose reply is outstanding: the peer may need our acknowledgement to give it (21.3).

@@ -50,7 +50,7 @@ type resync struct {
 }
 
 func (l *link) resetSync() {
-	l.rs = resync{}
+	l.rs, l.doubt, l.syncID = resync{}, nil, 0
 	l.gotPeerBitmap, l.bmSent, l.starting = false, false, false
 	l.bmPos, l.bmScratch = 0, nil // a new link, a new stream
 }
@@ -167,9 +167,13 @@ func (m *Machine) HandlerDone(now Now, vol, peer int, token uint64, code int) {
 // startSource makes this node the source of a resync whose blocks are known (17.3).
 func (m *Machine) startSource(l *link) {
 	v := l.v
-	s := v.set(l.p.idx)
-	id := s.SourceStart(m.cfg.Rand())
-	v.setUUIDs(l.p.idx, s)
+	id := l.syncID
+	if id == 0 || v.sup.Bitmap[l.p.idx] != id { // after Ahead it is the same resync: the history must not grow past what the target has
+		s := v.set(l.p.idx)
+		id = s.SourceStart(m.cfg.Rand())
+		v.setUUIDs(l.p.idx, s)
+		l.syncID = id
+	}
 	gen := l.p.gen
 	m.setConn(l, wire.SyncSource)
 	l.rs = resync{started: m.now, total: l.count(), nextTick: m.now + tickEvery, throttle: pace.NewThrottle(l.p.cfg.MinRate), allow: -1, app: v.reads + v.writes}
@@ -240,9 +244,13 @@ func (m *Machine) syncMore(l *link) {
 		}
 		off := bit * bitmap.BlockSize
 		length := m.syncExtentAt(l, bit)
+		csum := l.p.cfg.Net.CsumsAlg != "" && (!l.p.cfg.Net.CsumsAfterCrashOnly || v.crashed)
+		if csum {
+			length = min(length, csumExtent)
+		}
 		r := m.newPeerRequest(SyncWrite, l)
 		r.Off, r.Len, r.Op = off, length, OpWrite
-		r.csum = l.p.cfg.Net.CsumsAlg != "" && (!l.p.cfg.Net.CsumsAfterCrashOnly || v.crashed)
+		r.csum = csum
 		r.Undo = l.undo
 		rs.cursor = (off + length + bitmap.BlockSize - 1) / bitmap.BlockSize
 		rs.inFlight += length >> 9
@@ -325,6 +333,9 @@ func (m *Machine) beginSyncWrite(r *Request) {
 	m.sendSyncRequest(l, r)
 }
 
+// csumExtent is what one checksum is for, bytes: where one block of it differs, all of it is sent.
+const csumExtent = 32 << 10
+
 func (m *Machine) sendSyncRequest(l *link, r *Request) {
 	cmd := wire.RSDataRequest
 	if g := l.v.cfg.ThinGranularity; g > 0 && r.Len == g && l.p.li.Features&wire.FeatureThinResync != 0 {
@@ -349,7 +360,11 @@ func (m *Machine) syncRequest(l *link, pkt *wire.Packet, tag any) (keep bool, er
 		return false, errors.New("resync request of a wrong size")
 	}
 	if l.conn != wire.SyncSource && l.conn != wire.PausedSyncS || v.disk != wire.UpToDate {
-		m.ack(l, wire.NegRSDReply, pkt.Sector, wire.IDSyncer, pkt.Size)
+		no := wire.NegRSDReply
+		if l.conn == wire.Ahead {
+			no = wire.RSCancel
+		}
+		m.ack(l, no, pkt.Sector, wire.IDSyncer, pkt.Size)
 		return false, nil
 	}
 	r := m.newPeerRequest(SyncRead, l)
@@ -554,6 +569,12 @@ func (m *Machine) syncAcked(l *link, pkt *wire.Packet) error {
 	}
 	switch pkt.Cmd {
 	case wire.RSWriteAck:
+		if d := l.doubt; d != nil && d.Clear(off/bitmap.BlockSize, (off+n-1)/bitmap.BlockSize) > 0 {
+			// Written here after we went Ahead: this may be the answer to what was sent before that. Once more.
+			pkt = m.send(l.p, l.v.num, wire.OutOfSync)
+			pkt.Sector, pkt.Size = uint64(off)>>9, uint32(n)
+			return nil
+		}
 		m.inSync(l, off, n)
 	case wire.NegAck:
 		l.rs.failed += bitmap.BitsFor(n)
@@ -655,7 +676,7 @@ func (m *Machine) resyncOver(l *link) {
 		l.undo = false
 		m.emit(UndoEnd, l.v.num, l.p.idx)
 	}
-	l.rs.ctl = nil
+	l.rs.ctl, l.doubt = nil, nil
 	l.rs.ending = false
 	e := m.emit(Event, l.v.num, l.p.idx)
 	e.Note, e.Off = "resync done", l.rs.total*bitmap.BlockSize

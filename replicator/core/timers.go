@@ -45,13 +45,13 @@ func (m *Machine) Deadline() Now {
 		if len(p.unacked) > 0 && !p.unacked[len(p.unacked)-1].sent {
 			earliest(m.now + Now(time.Millisecond))
 		}
+		if p.seqHold != nil {
+			earliest(p.seqSince + Now(n.PingTimeout))
+		}
 		for _, v := range m.vols {
 			l := v.pv[p.idx]
 			if l.rs.nextTick > 0 {
 				earliest(l.rs.nextTick)
-			}
-			if len(l.seqWait) > 0 {
-				earliest(l.seqSince + Now(n.PingTimeout))
 			}
 			if l.aheadUntil > 0 {
 				earliest(l.aheadUntil)
@@ -137,6 +137,11 @@ func (m *Machine) tickPeer(p *peer) {
 		a.then(errUnanswered)
 	}
 
+	if p.seqHold != nil && m.now-p.seqSince >= Now(n.PingTimeout) {
+		m.lost(p, wire.ProtocolError, errors.New("a sequence number is missing"))
+		return
+	}
+
 	// Epochs.
 	if p.relaxed() {
 		if p.epochCount > 0 && m.now >= p.epochOpen+epochMaxAge {
@@ -148,10 +153,6 @@ func (m *Machine) tickPeer(p *peer) {
 	}
 	for _, v := range m.vols {
 		l := v.pv[p.idx]
-		if len(l.seqWait) > 0 && m.now-l.seqSince >= Now(n.PingTimeout) {
-			m.lost(p, wire.ProtocolError, errors.New("a sequence number is missing"))
-			return
-		}
 		if l.rs.nextTick > 0 && m.now >= l.rs.nextTick {
 			m.tickSync(l)
 		}

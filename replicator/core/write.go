@@ -3,6 +3,7 @@ package core
 import (
 	"errors"
 
+	"github.com/hawser-ha/hawser/replicator/bitmap"
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
@@ -145,7 +146,10 @@ func (m *Machine) sendWrite(r *Request, l *link, pt *part) {
 			flags |= wire.FlagDiscard
 		}
 	}
-	if p.li.Features&need != need || r.Op != OpWrite && r.Len > maxDiscard(p) {
+	if r.Op == OpZero && !p.zeroes() && r.Len <= wire.MaxData {
+		cmd, need, flags = wire.Data, 0, 0 // the replicator sends zeroes
+	}
+	if p.li.Features&need != need || cmd != wire.Data && r.Len > maxDiscard(p) {
 		m.missed(r, l) // the peer cannot do it: a resync will
 		return
 	}
@@ -202,6 +206,12 @@ func (m *Machine) sendWrite(r *Request, l *link, pt *part) {
 	}
 }
 
+// zeroes says whether the peer understands P_ZEROES. A kernel does not when there is a data-integrity-alg: it waits for a digest
+// that does not come (drbd-wire.md 12).
+func (p *peer) zeroes() bool {
+	return p.li.Features&wire.FeatureWZeroes != 0 && (p.cfg.Net.IntegritySize == 0 || p.relaxed())
+}
+
 func maxDiscard(p *peer) int64 {
 	if p.li.Features&wire.FeatureWSame != 0 {
 		return 128 << 20
@@ -215,6 +225,13 @@ func (m *Machine) missed(r *Request, l *link) {
 	if !l.reports() {
 		return
 	}
+	if l.doubt != nil && l.conn == wire.Ahead {
+		l.doubt.Set(r.Off/bitmap.BlockSize, (r.Off+r.Len-1)/bitmap.BlockSize)
+	}
+	m.sendOutOfSync(l, r)
+}
+
+func (m *Machine) sendOutOfSync(l *link, r *Request) {
 	pkt := m.send(l.p, r.Vol, wire.OutOfSync)
 	pkt.Sector, pkt.Size = uint64(r.Off)>>9, uint32(r.Len)
 }
@@ -307,18 +324,15 @@ func (m *Machine) drained(p *peer, then func()) bool {
 	}
 	m.closeEpoch(p)
 	m.sendBarrier(p)
-	p.drains = append(p.drains, then)
+	p.drains = append(p.drains, drain{p.epoch - 1, then})
 	return true
 }
 
-// drainOver runs what waited for the peer to have everything.
+// drainOver runs what waited for the peer to have everything that was sent until then; what was sent later does not count.
 func (m *Machine) drainOver(p *peer) {
-	if p.tlHead != nil || len(p.unacked) > 0 || len(p.drains) == 0 {
-		return
-	}
-	q := p.drains
-	p.drains = nil
-	for _, then := range q {
+	for len(p.drains) > 0 && (len(p.unacked) == 0 || int32(p.unacked[0].nr-p.drains[0].nr) > 0) {
+		then := p.drains[0].then
+		p.drains = p.drains[1:]
 		then()
 	}
 }
@@ -376,7 +390,8 @@ func (m *Machine) advance(r *Request) {
 			}
 			return
 		}
-		if pt.ok && !pt.neg {
+		// A copy that is being resynced does not count: what is there and not here goes when the block is copied again.
+		if pt.ok && !pt.neg && r.v.pv[i].disk == wire.UpToDate {
 			remote = true
 		}
 	}
@@ -399,7 +414,8 @@ func (m *Machine) advance(r *Request) {
 		}
 		m.finish(r, nil)
 	case r.localErr != nil:
-		// No copy took it: not this disk's fault alone, and it is the last one. It stays, and the application is told.
+		// No good copy took it: not this disk's fault alone, and it is the last one. It stays, and the application is told.
+		m.localWriteFailed(r)
 		m.finish(r, ioErr(r.localErr))
 	default:
 		m.noData(r)
@@ -414,12 +430,17 @@ func ioErr(err error) error {
 	return ErrIO
 }
 
-// localWriteFailed: a write failed here that a peer has.
+// localWriteFailed: a write failed here that a peer may have.
 func (m *Machine) localWriteFailed(r *Request) {
 	v := r.v
 	for i, l := range v.pv {
-		if r.parts[i].ok && !r.parts[i].neg {
-			l.dirty(r.Off, r.Len) // that peer can heal us
+		if !r.parts[i].ok || r.parts[i].neg {
+			continue
+		}
+		l.dirty(r.Off, r.Len) // that peer can heal us
+		if l.disk != wire.UpToDate && l.p.state == wire.Connected && l.conn > wire.Connected {
+			// It is behind, so our block counts, whatever is in it: the peer has to fetch it once more.
+			m.sendOutOfSync(l, r)
 		}
 	}
 	m.diskFailed(v, r.localErr)
@@ -433,14 +454,28 @@ func (m *Machine) noData(r *Request) {
 			m.event(r.Vol, -1, "suspended: no data", nil)
 			m.reportAll()
 		}
-		m.unlist(r)
-		m.alPut(r)
-		clear(r.parts)
-		r.local, r.localErr, r.begun, r.retry = localNone, nil, false, 0
+		if r.logged() {
+			r = m.successor(r) // a peer that refused it has it in its transfer log until the epoch is over
+		} else {
+			m.unlist(r)
+			m.alPut(r)
+			clear(r.parts)
+			r.local, r.localErr, r.begun, r.retry = localNone, nil, false, 0
+		}
 		m.frozen = append(m.frozen, r)
 		return
 	}
 	m.finish(r, ErrNoData)
+}
+
+// logged says whether a peer's transfer log, or its list of flushes, still holds the request.
+func (r *Request) logged() bool {
+	for i := range r.parts {
+		if st := r.parts[i].state; st == partSent || st == partAcked {
+			return true
+		}
+	}
+	return false
 }
 
 // finish answers an application request, unless completions wait for a superblock.
