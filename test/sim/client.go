@@ -27,6 +27,7 @@ type clientOp struct {
 	done       bool  // answered
 	ok         bool  // without error
 	stable     bool  // known to survive a power cut
+	safe       bool  // submitted under protocol C: a flush holds for all copies
 	released   bool  // the node has forgotten it: nothing of it is in flight
 	p          *payload
 	before     []map[uint64]bool // reads: what each block may show at the start
@@ -95,7 +96,7 @@ func (w *world) mayShow(b int64, got uint64) bool {
 // submit gives a client request to a node.
 func (w *world) submit(i int, op *clientOp) {
 	n := w.nodes[i]
-	op.w, op.node = w, i
+	op.w, op.node, op.safe = w, i, w.net.Protocol == 3
 	w.clock++
 	op.start = w.clock
 	r := n.m.NewRequest(op.kind)
@@ -113,7 +114,7 @@ func (w *world) submit(i int, op *clientOp) {
 			h.writes = append(h.writes, op)
 		}
 		r.FUA = w.rng.IntN(8) == 0
-		op.stable = r.FUA && w.net.Protocol == 3
+		op.stable = r.FUA && op.safe
 	case op.kind == core.AppRead && !w.blind:
 		for b := op.off; b < op.off+op.n; b++ {
 			op.before = append(op.before, w.shown(b))
@@ -132,6 +133,9 @@ func (op *clientOp) complete(err error) {
 	}
 	w.clock++
 	op.done, op.ok, op.end = true, err == nil, w.clock
+	if w.trace >= op.off && w.trace < op.off+op.n {
+		w.logf("TRACE %s: kind %d %d+%d %v answered: %v", w.nodes[op.node].name, op.kind, op.off, op.n, op.p.vals, err)
+	}
 	if i := slices.Index(w.open, op); i >= 0 {
 		w.open = slices.Delete(w.open, i, i+1)
 	}
@@ -168,14 +172,14 @@ func (op *clientOp) complete(err error) {
 
 // flushed: what was acknowledged before the flush began is stable.
 func (w *world) flushed(flush *clientOp) {
-	if w.net.Protocol != 3 {
+	if !flush.safe {
 		return
 	}
 	for _, b := range slices.Sorted(maps.Keys(w.hist)) {
 		h := w.hist[b]
 		changed := false
 		for _, o := range h.writes {
-			if !o.stable && acked(o) && o.end < flush.start {
+			if !o.stable && o.safe && acked(o) && o.end < flush.start {
 				o.stable, changed = true, true
 			}
 		}

@@ -23,7 +23,7 @@ func (w *world) secondary(p *node) *node {
 // strike does something bad, then perhaps repairs it. The operator never promotes a node that may lack acknowledged writes.
 func (w *world) strike(faults []fault) {
 	if w.primary < 0 {
-		w.recover(acked, false)
+		w.recover(-1, acked, false)
 		return
 	}
 	p := w.nodes[w.primary]
@@ -62,7 +62,32 @@ func primaryDies(w *world, p, s *node) {
 	w.logf("power cut: %v, copies elsewhere: %v", power, replicated)
 	p.crash(power)
 	w.run(w.rng.IntN(400), nil)
-	w.recover(acked, false)
+	if w.net.Protocol == 1 {
+		w.recover(p.id, lossFlight, true)
+	} else {
+		w.recover(-1, acked, false)
+	}
+}
+
+// bothLosePower cuts the power of all nodes at once. What was flushed must be on any that had everything.
+func bothLosePower(w *world, p, s *node) {
+	if w.net.Protocol != 3 {
+		primaryDies(w, p, s)
+		return
+	}
+	clear(w.good)
+	w.good[p.id] = true
+	for _, o := range w.nodes {
+		w.good[o.id] = o == p || w.replicated(p.id, o.id)
+	}
+	for _, n := range w.nodes {
+		if n.up() {
+			n.crash(true)
+		} else {
+			n.disk.powerCut(w.rng.IntN)
+		}
+	}
+	w.recover(-1, lossPower, false)
 }
 
 func secondaryDies(w *world, p, s *node) {
@@ -94,7 +119,8 @@ func networkCut(w *world, p, s *node) {
 func networkStalls(w *world, p, s *node) {
 	if c := w.conns[p.id][s.id]; c != nil && !c.dead {
 		c.stall = true
-		w.run(w.rng.IntN(2000), nil)
+		began := w.now // two primaries must not lose each other: that would be a split brain
+		w.run(w.rng.IntN(2000), func() bool { return w.both && w.now > began+200e6 })
 		c.stall = false
 	}
 }
@@ -170,8 +196,9 @@ func (w *world) reattach() {
 	}
 }
 
-// recover promotes a node that has all data that must be there, starting it if need be.
-func (w *world) recover(must loss, ordered bool) {
+// recover promotes a node that has all data that must be there, starting it if need be. The dead one has all that was
+// acknowledged.
+func (w *world) recover(dead int, must loss, ordered bool) {
 	for _, i := range w.rng.Perm(len(w.nodes)) {
 		n := w.nodes[i]
 		if !w.good[i] {
@@ -181,7 +208,11 @@ func (w *world) recover(must loss, ordered bool) {
 			n.start()
 			w.run(200, nil)
 		}
-		if w.promoteAfter(i, false, must, ordered) {
+		count, order := must, ordered
+		if i == dead {
+			count, order = acked, false
+		}
+		if w.promoteAfter(i, false, count, order) {
 			break
 		}
 	}

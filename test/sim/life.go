@@ -193,6 +193,7 @@ func (w *world) command(n *node, f func(m *core.Machine, cmd func(error))) error
 	f(n.m, func(err error) { res, done = err, true })
 	n.effects()
 	if !w.run(300000, func() bool { return done || n.life != life }) {
+		w.status()
 		w.fail("a command of %s has no end", n.name)
 		return errors.New("no end")
 	}
@@ -209,6 +210,7 @@ func (w *world) promoteAfter(i int, force bool, must loss, ordered bool) bool {
 		w.logf("promotion of %s: %v", n.name, err)
 		return false
 	}
+	w.blocks = w.view(i).Volumes[0].Size / block
 	w.settle(i, must, ordered)
 	w.primary = i
 	return w.err == nil
@@ -261,7 +263,10 @@ func (w *world) setup() bool {
 			return false
 		}
 	}
-	if !w.run(600000, w.allReplicated) {
+	w.quiet = w.net.OnCongestion == "pull-ahead" // under load it might be behind for ever
+	ok := w.run(600000, w.allReplicated)
+	w.quiet = false
+	if !ok {
 		for i := range w.nodes {
 			w.logf("%+v", w.view(i))
 		}

@@ -247,6 +247,10 @@ func (n *node) effect(e *core.Effect) {
 		}
 	case core.RunHandler:
 		n.handlers[e.Note]++
+	case core.SizeChanged:
+		if n.id == w.primary {
+			w.blocks = e.Off / block
+		}
 	case core.UndoBegin:
 		n.undoing = true
 	case core.UndoEnd:
