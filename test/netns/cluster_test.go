@@ -17,7 +17,6 @@ import (
 
 const (
 	resource   = "r0"
-	opTimeout  = 30 * time.Second // of a request of the checker
 	stateLimit = 30 * time.Second // for a change of state that should take a moment
 	syncLimit  = 30 * time.Second // for a resync
 )
@@ -44,6 +43,7 @@ type cluster struct {
 	n1, n2, n3 *node
 	nodes      []*node
 	history    *check.History
+	opTimeout  time.Duration // of a request of the checker; then it gives its connection up
 }
 
 // start makes a cluster, connected and in sync with both nodes Secondary, and removes it at the end of the test.
@@ -58,7 +58,7 @@ func start(t *testing.T, o setup) *cluster {
 	if o.size == 0 {
 		o.size = 64 << 20
 	}
-	c := &cluster{t: t, o: o, history: check.NewHistory(nil)}
+	c := &cluster{t: t, o: o, history: check.NewHistory(nil), opTimeout: 30 * time.Second}
 	names := []string{"n1", "n2", "n3"}
 	c.net = newNetwork(t, names)
 	dir, err := os.MkdirTemp("/var/tmp", c.net.prefix+"-")

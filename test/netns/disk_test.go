@@ -121,6 +121,7 @@ func TestC07DiskStalls(t *testing.T) {
 // that is said. When the disk answers again, it is gone.
 func TestDownWhileTheDiskHangs(t *testing.T) {
 	c := start(t, setup{fault: []string{"n1"}})
+	c.opTimeout = 5 * time.Second // the sockets of a process that hangs in the kernel stay open
 	c.n1.primary()
 	w := c.load(check.Options{}, c.n1)
 	c.acks(w, 200)

@@ -72,7 +72,7 @@ func (n *node) peer() *node {
 // target is the volume as the node exports it.
 func (n *node) target() check.Target {
 	u := nbdclient.URI{Network: "unix", Address: filepath.Join(n.runDir(), "nbd", resource+".sock"), Export: resource + "/0"}
-	return func(ctx context.Context) (check.Device, error) { return nbdclient.Dial(ctx, u, opTimeout) }
+	return func(ctx context.Context) (check.Device, error) { return nbdclient.Dial(ctx, u, n.c.opTimeout) }
 }
 
 // open opens the volume once.
