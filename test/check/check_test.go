@@ -323,6 +323,29 @@ func TestLossIsForgivenOnlyInTheSpanOfTheRule(t *testing.T) {
 	}
 }
 
+// A flush on a connection to the next server says nothing about what the last one had not written.
+func TestAFlushCoversItsOwnSession(t *testing.T) {
+	for _, tc := range []struct {
+		again bool
+		lost  int
+	}{{false, 1}, {true, 0}} {
+		h := NewHistory(nil)
+		c := h.client()
+		h.session(c)
+		id := h.invoke([]Op{{Kind: OpWrite, Client: c, Block: 0, Value: h.next(c)}})
+		h.finish(id, 1, OK, nil)
+		if tc.again {
+			h.session(c)
+		}
+		id = h.invoke([]Op{{Kind: OpFlush, Client: c}})
+		h.finish(id, 1, OK, nil)
+		v, err := Verify(t.Context(), h, []Replica{replica("a", make([]byte, BlockSize))}, Rules{Size: BlockSize, FlushedOnly: true})
+		if err != nil || v.Count["lost"] != tc.lost {
+			t.Errorf("another session %t: %v %v, want %d lost", tc.again, err, v, tc.lost)
+		}
+	}
+}
+
 // What was lost with its session may appear until the next session, and not after: an old server must be fenced off.
 func TestALostWriteMayNotAppearAfterTheNextSession(t *testing.T) {
 	for _, tc := range []struct {

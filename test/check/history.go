@@ -41,27 +41,29 @@ type Op struct {
 	Outcome        Outcome
 	FUA            bool
 	Client         uint32
-	Block          int64 // number; its offset is Block*BlockSize
-	Value          Value // what was written or read
+	Session        uint32 // of the client; a flush covers only writes of its own session
+	Block          int64  // number; its offset is Block*BlockSize
+	Value          Value  // what was written or read
 	Invoke, Return int64
 }
 
 // History is what clients saw. Safe for concurrent use.
 type History struct {
-	mu      sync.Mutex
-	began   time.Time
-	ops     []Op
-	base    map[int64]Value // what blocks held before
-	clients uint32
-	seqs    map[uint32]uint64 // last sequence number of each client
-	lost    map[uint32][]int  // operations of a client that wait for its next session
-	out     *bufio.Writer     // the log; nil: none
-	outErr  error
+	mu       sync.Mutex
+	began    time.Time
+	ops      []Op
+	base     map[int64]Value // what blocks held before
+	clients  uint32
+	seqs     map[uint32]uint64 // last sequence number of each client
+	sessions map[uint32]uint32 // sessions of each client so far
+	lost     map[uint32][]int  // operations of a client that wait for its next session
+	out      *bufio.Writer     // the log; nil: none
+	outErr   error
 }
 
 // NewHistory makes an empty history. log gets a line for every event; nil for none.
 func NewHistory(log io.Writer) *History {
-	h := &History{began: time.Now(), base: map[int64]Value{}, seqs: map[uint32]uint64{}, lost: map[uint32][]int{}}
+	h := &History{began: time.Now(), base: map[int64]Value{}, seqs: map[uint32]uint64{}, sessions: map[uint32]uint32{}, lost: map[uint32][]int{}}
 	if log != nil {
 		h.out = bufio.NewWriterSize(log, 1<<16)
 	}
@@ -119,6 +121,7 @@ func (h *History) invoke(ops []Op) int {
 }
 
 func (h *History) append(o Op) {
+	o.Session = h.sessions[o.Client]
 	h.print("i %d %d %c %d %d %d %d %t\n", len(h.ops), o.Invoke, o.Kind, o.Client, o.Block, o.Value.Writer, o.Value.Seq, o.FUA)
 	h.ops = append(h.ops, o)
 }
@@ -158,6 +161,7 @@ func (h *History) session(client uint32) {
 
 func (h *History) begin(client uint32, now int64) {
 	h.print("n %d %d\n", client, now)
+	h.sessions[client]++
 	for _, i := range h.lost[client] {
 		h.ops[i].Return = now
 	}
@@ -223,7 +227,7 @@ func (h *History) line(text string) error {
 		if i != len(h.ops) {
 			return fmt.Errorf("operation %d follows %d", i, len(h.ops)-1)
 		}
-		o.Return, o.Outcome = forever, Pending
+		o.Return, o.Outcome, o.Session = forever, Pending, h.sessions[o.Client]
 		h.clients = max(h.clients, o.Client)
 		if o.Kind == OpWrite {
 			h.seqs[o.Client] = max(h.seqs[o.Client], o.Value.Seq)

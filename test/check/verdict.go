@@ -26,7 +26,7 @@ type Rules struct {
 	Size int64 // bytes of the volume
 	// Identical asks that all replicas are equal in every byte: those that are in sync.
 	Identical bool
-	// FlushedOnly: only what was flushed after it was acknowledged, or written with FUA, must be there. For
+	// FlushedOnly: only what was flushed after it was acknowledged, in the same session, or written with FUA, must be there. For
 	// disks whose volatile cache was lost on all nodes.
 	FlushedOnly bool
 	// Lossy: what was acknowledged in these spans may be missing. For protocols A and B, within what was reported.
@@ -182,7 +182,7 @@ func (h *History) registers(v *Verdict, rules Rules) map[int64]*register {
 			r := at(o.Block)
 			w := &write{Op: o, must: o.Outcome == OK}
 			if w.must && rules.FlushedOnly && !o.FUA {
-				w.must = slices.ContainsFunc(flushes[o.Client], func(f Op) bool { return f.Invoke >= o.Return })
+				w.must = slices.ContainsFunc(flushes[o.Client], func(f Op) bool { return f.Session == o.Session && f.Invoke >= o.Return })
 			}
 			if w.must && slices.ContainsFunc(rules.Lossy, func(i Interval) bool { return o.Return >= i.From && o.Return <= i.To }) {
 				w.must = false
@@ -230,8 +230,8 @@ func (v *Verdict) judge(replica string, b int64, r *register, data []byte) {
 	}
 	v.final[b] = x
 	if r.last != nil && x != r.last.Value && at < r.last.Invoke {
-		v.add(Finding{"lost", replica, b, fmt.Sprintf("holds %s, but %s was acknowledged later (at %.3f s, its predecessor was over at %.3f s)",
-			x, r.last.Value, seconds(r.last.Return), seconds(at))})
+		v.add(Finding{"lost", replica, b, fmt.Sprintf("holds %s, but %s was acknowledged later (from %.3f to %.3f s, FUA %t; its predecessor was over at %.3f s)",
+			x, r.last.Value, seconds(r.last.Invoke), seconds(r.last.Return), r.last.FUA, seconds(at))})
 	}
 }
 
