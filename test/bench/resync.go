@@ -80,7 +80,7 @@ func (w *world) measureResync(res *results) error {
 // resync has the first node copy everything to the second, and returns MB/s.
 func (c *cluster) resync() (rate float64, err error) {
 	a := c.nodes[0]
-	if err := c.do(a, "invalidate-remote "+resource, "wait-sync --timeout 1m "+resource); err != nil {
+	if err := c.do(a, "invalidate-remote --force "+resource, "wait-sync --timeout 1m "+resource); err != nil {
 		return 0, err
 	}
 	st, err := c.status(a)
