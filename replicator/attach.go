@@ -150,7 +150,11 @@ func (r *Resource) openStores(d *control.VolumeDef) (o *opened, dev meta.Device,
 			err = errors.Join(err, o.close())
 		}
 	}()
-	if o.store, err = r.opts.OpenDisk(r.log.With("volume", d.Number), diskOptions(d, d.Disk)); err != nil {
+	data := diskOptions(d, d.Disk)
+	if v := r.volume(d.Number); v != nil { // create-md has none
+		data.Batch = v.reaped
+	}
+	if o.store, err = r.opts.OpenDisk(r.log.With("volume", d.Number), data); err != nil {
 		return o, nil, err
 	}
 	switch metaKindOf(d) {

@@ -79,6 +79,10 @@ type Options struct {
 	ReadOnly   bool
 	NoFlush    bool // flushes and FUA do nothing: the disk's cache survives a power loss
 	QueueDepth int  // requests in the kernel at a time, beyond it they queue here; 0 is 128
+	// Batch, if not nil, is called around the Dones of requests that ended together on a goroutine that is made for
+	// that: with true before the first and false after the last, which may take as long as a Done. Dones may come
+	// without it too, and from other goroutines at the same time.
+	Batch func(begin bool)
 }
 
 // Store is an open disk. All methods are safe for concurrent use.

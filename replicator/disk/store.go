@@ -55,6 +55,7 @@ type store struct {
 	noFlush bool
 	inline  bool // Submit does the work itself
 	cheap   bool
+	batch   func(begin bool) // may be nil
 	eng     engine
 	size    atomic.Int64
 	closed  atomic.Bool
@@ -103,7 +104,7 @@ func Open(log *slog.Logger, o Options) (Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.close())
 	}
-	s := &store{f: f, log: log, timeout: o.Timeout, noFlush: o.NoFlush, gone: make(chan struct{}), halt: make(chan struct{}),
+	s := &store{f: f, log: log, timeout: o.Timeout, noFlush: o.NoFlush, batch: o.Batch, gone: make(chan struct{}), halt: make(chan struct{}),
 		bounce: iobuf.NewPool(bounceMax), scratch: iobuf.NewPool(1 << 46)}
 	s.size.Store(size)
 	s.refs.Store(1)

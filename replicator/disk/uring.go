@@ -128,7 +128,13 @@ func (e *uring) drain() {
 		}
 		e.s.mu.Unlock()
 		e.kick()
+		if e.s.batch == nil {
+			e.s.deliver(&out)
+			continue
+		}
+		e.s.batch(true)
 		e.s.deliver(&out)
+		e.s.batch(false)
 	}
 }
 
