@@ -80,6 +80,10 @@ func (l loopDevice) tune(limits export.Limits) error {
 	var errs []error
 	if !limits.FastZero {
 		errs = append(errs, os.WriteFile(l.sys("queue/discard_max_bytes"), []byte("0"), 0))
+	} else if most, err := os.ReadFile(l.sys("queue/discard_max_hw_bytes")); err != nil {
+		errs = append(errs, err)
+	} else { // a former user of this device may have switched them off
+		errs = append(errs, os.WriteFile(l.sys("queue/discard_max_bytes"), most, 0))
 	}
 	rotational := "0"
 	if limits.Rotational {

@@ -276,7 +276,10 @@ func TestFioVerify(t *testing.T) {
 		_, sock := start(t, Config{}, v)
 		out := run(t, fio, "--name=v", "--ioengine=nbd", "--uri="+uri(sock, ""), "--rw=randwrite", "--bsrange="+bs, "--iodepth=16",
 			"--size=32M", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0")
-		if !strings.Contains(out, "err= 0") || len(v.submits) == 0 {
+		v.mu.Lock()
+		n := len(v.submits)
+		v.mu.Unlock()
+		if !strings.Contains(out, "err= 0") || n == 0 {
 			t.Errorf("fio: %s", out)
 		}
 	}

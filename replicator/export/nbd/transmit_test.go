@@ -217,6 +217,8 @@ func TestPipelinedRequestsAreOneBatch(t *testing.T) {
 		}
 	}
 	v.mu.Lock()
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if !slices.Equal(v.submits, []int{10}) {
 		t.Errorf("batches of %v", v.submits)
 	}
