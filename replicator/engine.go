@@ -288,6 +288,9 @@ func (t *turn) flushLater(c *link.Conn) {
 	}
 }
 
+// zeroes are what a peer gets that does not understand P_ZEROES.
+var zeroes [wire.MaxData]byte
+
 // send puts a packet into the queue of its link. r.mu is held.
 func (r *Resource) send(t *turn, e *core.Effect) {
 	p := r.peers[e.Peer]
@@ -312,6 +315,15 @@ func (r *Resource) send(t *turn, e *core.Effect) {
 	io := e.Req.Tag.(*ioreq)
 	switch e.Pkt.Cmd {
 	case wire.Data, wire.DataReply, wire.RSDataReply:
+		if e.Req.Op == core.OpZero {
+			var d sum
+			zero := zeroes[:e.Pkt.Size]
+			if p.integ != nil {
+				d.set(p.integ, zero)
+			}
+			c.SendData(&e.Pkt, d.bytes(), zero, nil, nil)
+			return
+		}
 		if len(io.data) < int(e.Pkt.Size) {
 			c.Close(fmt.Errorf("%s of %d bytes at sector %d without its data", e.Pkt.Cmd, e.Pkt.Size, e.Pkt.Sector))
 			return

@@ -200,6 +200,9 @@ func (r *Resource) submitOne(t *turn, v *volume, a *export.Request, d wire.Diges
 	if a.Op == export.Trim || a.Op == export.WriteZeroes {
 		piece = wire.MaxDiscardOld
 	}
+	if a.Op == export.WriteZeroes && r.zeroesAsData() {
+		piece = maxPiece
+	}
 	if a.Op == export.Flush || a.Len <= piece {
 		r.submitPiece(v, a, kind, nil, 0, a.Len, d, at)
 		return
@@ -250,6 +253,16 @@ func (v *volume) check(a *export.Request) error {
 		return fmt.Errorf("%d bytes, at most %d: %w", a.Len, maxTrim, export.ErrIO)
 	}
 	return nil
+}
+
+// zeroesAsData says that there is a peer to which zeroes may have to go as data. r.mu is held.
+func (r *Resource) zeroesAsData() bool {
+	for _, p := range r.peers {
+		if p.def.Load().Net.DataIntegrityAlg != "" || p.conn != nil && p.conn.Features&wire.FeatureWZeroes == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // integrityAlg is the digest that the links want, if they agree on one.
