@@ -72,6 +72,24 @@ func (m *Machine) becomeBehind(l *link) {
 	m.setConn(l, wire.Behind)
 }
 
+// doubted says that an acknowledgement is of what blocks held before they were written again while Ahead: the peer has to
+// fetch them once more. Such an answer comes at most once after we left Ahead.
+func (m *Machine) doubted(l *link, off, n int64) bool {
+	if l.doubt == nil {
+		return false
+	}
+	first, last := off/bitmap.BlockSize, (off+n-1)/bitmap.BlockSize
+	if l.doubt.CountRange(first, last) == 0 {
+		return false
+	}
+	if l.conn != wire.Ahead {
+		l.doubt.Clear(first, last)
+	}
+	pkt := m.send(l.p, l.v.num, wire.OutOfSync)
+	pkt.Sector, pkt.Size = uint64(off)>>9, uint32(n)
+	return true
+}
+
 // follows says whether the peer may be Ahead of us from here.
 func (l *link) follows() bool {
 	switch l.conn {

@@ -44,6 +44,9 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 		s.Conn() > wire.Connected && s.Conn() < wire.WFSyncUUID {
 		pdsk = wire.Inconsistent
 	}
+	if was > wire.Failed && pdsk <= wire.Failed {
+		l.writesLost()
+	}
 	l.setPeerPause(m, s.Has(wire.AftrISP) || s.Has(wire.UserISP))
 	if first {
 		return m.firstState(l, s, pdsk)

@@ -118,6 +118,7 @@ func (m *Machine) stateRequest(l *link, pkt *wire.Packet) {
 	case pkt.Mask&maskDisk != 0 && pkt.State.Disk() == wire.Failed:
 		was := l.disk
 		l.disk = wire.Failed
+		l.writesLost()
 		m.stopSync(l)
 		if l.conn > wire.Connected {
 			m.setConn(l, wire.Connected)

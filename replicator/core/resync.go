@@ -569,13 +569,9 @@ func (m *Machine) syncAcked(l *link, pkt *wire.Packet) error {
 	}
 	switch pkt.Cmd {
 	case wire.RSWriteAck:
-		if d := l.doubt; d != nil && d.Clear(off/bitmap.BlockSize, (off+n-1)/bitmap.BlockSize) > 0 {
-			// Written here after we went Ahead: this may be the answer to what was sent before that. Once more.
-			pkt = m.send(l.p, l.v.num, wire.OutOfSync)
-			pkt.Sector, pkt.Size = uint64(off)>>9, uint32(n)
-			return nil
+		if !m.doubted(l, off, n) {
+			m.inSync(l, off, n)
 		}
-		m.inSync(l, off, n)
 	case wire.NegAck:
 		l.rs.failed += bitmap.BitsFor(n)
 	}

@@ -286,6 +286,16 @@ func (m *Machine) answered(r *Request) {
 	}
 }
 
+// writesLost: the peer's disk is gone, and with it perhaps what was sent and not acknowledged as stable. That is marked at
+// once: a negative acknowledgement may come only after our bitmap went out for the next resync.
+func (l *link) writesLost() {
+	for r := l.p.tlHead; r != nil; r = r.parts[l.p.idx].next {
+		if r.v == l.v {
+			l.dirty(r.Off, r.Len)
+		}
+	}
+}
+
 // barrierAck handles P_BARRIER_ACK.
 func (m *Machine) barrierAck(p *peer, nr, size uint32) error {
 	if len(p.unacked) == 0 || !p.unacked[0].sent || p.unacked[0].nr != nr {
@@ -613,7 +623,9 @@ func (m *Machine) writeAcked(l *link, pkt *wire.Packet) error {
 func (m *Machine) bothHave(r *Request, l *link, pt *part) {
 	if pt.same && r.local == localDone && r.localErr == nil {
 		pt.same = false
-		m.inSync(l, r.Off, r.Len)
+		if !m.doubted(l, r.Off, r.Len) {
+			m.inSync(l, r.Off, r.Len)
+		}
 	}
 }
 
