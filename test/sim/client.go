@@ -112,6 +112,11 @@ func (w *world) submit(i int, op *clientOp) {
 				w.hist[b] = h
 			}
 			h.writes = append(h.writes, op)
+			for _, o := range w.open { // reads under way may show it as well
+				if o.before != nil && o.off <= b && b < o.off+o.n {
+					o.before[b-o.off][op.val(b)] = true
+				}
+			}
 		}
 		r.FUA = w.rng.IntN(8) == 0
 		op.stable = r.FUA && op.safe
@@ -154,8 +159,7 @@ func (op *clientOp) complete(err error) {
 		}
 		for i := range op.n {
 			got := op.p.vals[i]
-			// Writes that began while the read was under way may show as well.
-			if op.before[i][got] || w.mayShow(op.off+i, got) || w.begunSince(op.off+i, op.start, got) {
+			if op.before[i][got] {
 				continue
 			}
 			w.fail("read of block %d on %s: %d, allowed %v", op.off+i, w.nodes[op.node].name, got, op.before[i])
@@ -201,19 +205,6 @@ func (w *world) forget(off, n int64) {
 		}
 		h.writes = keep
 	}
-}
-
-func (w *world) begunSince(b, start int64, got uint64) bool {
-	h := w.hist[b]
-	if h == nil {
-		return false
-	}
-	for _, op := range h.writes {
-		if op.start > start && op.val(b) == got {
-			return true
-		}
-	}
-	return false
 }
 
 // crashed: the clients' requests to that node are in doubt for ever.

@@ -42,6 +42,9 @@ var basicFaults = []fault{
 	{"read error on the primary", func(_ *world, p, _ *node) { p.disk.fails[access{kind: core.AppRead, op: core.OpRead}]++ }},
 	{"write error somewhere", writeError},
 	{"switchover", switchover},
+	{"restart of the primary", restart},
+	{"alone and dead", aloneAndDead},
+	{"power cut after a resync", cutAfterResync},
 	{"change of protocol", changeProtocol},
 	{"verify", func(w *world, p, _ *node) {
 		p.m.Verify(w.now, 0, w.rng.IntN(len(p.links)), 0, 0, func(error) {})
@@ -148,6 +151,53 @@ func switchover(w *world, p, s *node) {
 		if !w.promote(s.id, false) && w.err == nil && p.up() {
 			w.promote(p.id, false)
 		}
+	}
+}
+
+// restart stops the primary in good order and starts it again, whatever the others do meanwhile.
+func restart(w *world, p, s *node) {
+	if !w.demote() || !p.up() {
+		return
+	}
+	p.crash(false)
+	p.start()
+	if !w.promote(p.id, false) && w.err == nil {
+		w.primary = -1
+		clear(w.good)
+		w.good[p.id] = true
+	}
+}
+
+// aloneAndDead: the primary goes on alone for a while and crashes, before the others are back.
+func aloneAndDead(w *world, p, s *node) {
+	for _, o := range w.nodes {
+		if o != p && o.up() {
+			o.crash(false)
+		}
+	}
+	w.run(1500, nil)
+	if !p.up() || w.disk(p.id) != wire.UpToDate {
+		return
+	}
+	clear(w.good)
+	w.good[p.id] = true
+	p.crash(false)
+	w.recover(p.id, acked, false)
+}
+
+// cutAfterResync cuts the power of the secondary when its resync has just ended.
+func cutAfterResync(w *world, p, s *node) {
+	if c := w.conns[p.id][s.id]; c != nil {
+		c.cut()
+	}
+	w.run(300, nil)
+	if !w.run(20000, func() bool { return w.replicated(p.id, s.id) }) || !s.up() {
+		return
+	}
+	s.crash(true)
+	w.run(w.rng.IntN(300), nil)
+	if !s.up() {
+		s.start()
 	}
 }
 

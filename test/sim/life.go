@@ -263,8 +263,9 @@ func (w *world) setup() bool {
 			return false
 		}
 	}
-	w.quiet = w.net.OnCongestion == "pull-ahead" // under load it might be behind for ever
-	ok := w.run(600000, w.allReplicated)
+	ok := w.net.OnCongestion != "pull-ahead" && w.run(200000, w.allReplicated)
+	w.quiet = true // under load it might be behind for ever
+	ok = ok || w.run(400000, w.allReplicated)
 	w.quiet = false
 	if !ok {
 		for i := range w.nodes {

@@ -345,7 +345,12 @@ func (n *node) superTask(e *core.Effect) {
 			}
 		}})
 	}
-	n.meta = append(n.meta, task{run: func() {
+	var write func()
+	write = func() {
+		if early && w.rng.IntN(60) > 0 { // it takes its time, but nobody waits
+			n.meta = append([]task{{run: write}}, n.meta...)
+			return
+		}
 		if n.disk.failing(access{meta: "super"}) {
 			done(errPlanted)
 			return
@@ -353,14 +358,15 @@ func (n *node) superTask(e *core.Effect) {
 		if flush && !w.bug("no flush before the bitmap") {
 			n.disk.flush()
 		}
-		if !w.bug("the bitmap is not written") {
+		if w.rng.IntN(2) == 0 || !w.bug("the bitmap is not written") {
 			bits()
 		}
 		n.disk.super = sup
 		if !early {
 			done(nil)
 		}
-	}})
+	}
+	n.meta = append(n.meta, task{run: write})
 }
 
 // logTask writes a transaction of the activity log.
