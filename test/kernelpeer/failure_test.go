@@ -63,6 +63,46 @@ func testFailures(p *pair) {
 		p.hawserWrites(100, check.Options{Seed: 2})
 		p.same()
 	})
+	for _, protocol := range []string{"A", "C"} {
+		p.run("reconnects under load with protocol "+protocol, setup{net: map[string]string{"protocol": protocol}}, func(*testing.T) {
+			p.skipSync()
+			p.cli("primary", resource)
+			w := p.load(0, check.Options{Reads: 10})
+			for _, by := range []string{"hawser", "kernel", "hawser, by force"} {
+				p.acks(w, 100)
+				p.part(by)
+				p.acks(w, 200)
+				p.join()
+				p.acks(w, 100)
+				p.inSync()
+			}
+			p.quiet(w)
+			p.settled()
+			p.cli("secondary", resource)
+			p.kernel("drbdadm primary r0")
+			p.kernel("(while ! test -e /run/stop; do " + kernelWrites(0, 4096, 6) + "; done) </dev/null >/run/fio.out 2>&1 &")
+			for _, by := range []string{"hawser", "kernel", "hawser, by force"} {
+				p.part(by)
+				p.kernel("sleep 1")
+				p.join()
+				p.kernel("sleep 1")
+			}
+			p.kernel("touch /run/stop; while pidof fio >/dev/null; do sleep 0.1; done; rm /run/stop")
+			p.settled()
+		})
+	}
+	p.run("congestion", setup{net: map[string]string{"protocol": "A", "on-congestion": "pull-ahead", "congestion-fill": "64K", "congestion-extents": "67"}}, func(*testing.T) {
+		p.skipSync()
+		p.cli("primary", resource)
+		p.hawserWrites(2000, check.Options{Reads: -1, Depth: 32})
+		p.settled()
+		p.cli("secondary", resource)
+		p.kernel("drbdadm primary r0")
+		p.kernel(kernelWrites(0, 16384, 6))
+		p.settled()
+		p.kernel("dmesg | grep -c 'Connected -> Ahead'; dmesg | grep -c 'Connected -> Behind'")
+		p.unbroken()
+	})
 	p.run("the kernel without a disk", setup{}, func(*testing.T) {
 		p.skipSync()
 		p.kernel("drbdadm primary r0")
@@ -137,6 +177,6 @@ func (p *pair) crash() {
 func (p *pair) reboot() {
 	p.t.Helper()
 	p.boot()
-	p.kernel("rm -rf /etc/drbd.d; cat >/etc/drbd.conf <<'END'\n" + p.drbdConf() + "END\ndmesg -C; drbdadm up r0")
+	p.kernel("rm -rf /etc/drbd.d; cat >/etc/drbd.conf <<'END'\n" + p.drbdConf() + "END\ndmesg -c >/dev/null; drbdadm up r0")
 	p.connected()
 }

@@ -21,7 +21,7 @@ func TestKernelPeer(t *testing.T) {
 			}
 		}
 		p.connected()
-		p.kernel("! dmesg | grep 'conn( Connected ->'")
+		p.unbroken()
 	})
 	p.run("full sync from hawser", setup{}, func(*testing.T) {
 		p.cli("primary", "--force", resource)

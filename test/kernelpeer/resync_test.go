@@ -121,7 +121,7 @@ func testResyncs(p *pair) {
 			p.kernel("drbdadm connect r0")
 			p.cli("connect", resource)
 			p.standAlone()
-			p.kernel("dmesg | grep -i 'split-brain detected but unresolved'; dmesg -C; drbdadm disconnect r0")
+			p.kernel("dmesg | grep -i 'split-brain detected but unresolved'; dmesg -c >/dev/null; drbdadm disconnect r0")
 			if loser == "hawser" {
 				p.cli("connect", "--discard-my-data", "--force", resource)
 				p.kernel("drbdadm connect r0")
@@ -161,7 +161,10 @@ func testResyncs(p *pair) {
 					return err == nil
 				})
 			case "kernel":
-				p.until("the decision", stateLimit, func() bool { _, err := p.lab.TryExec(machine, "dmesg | grep -E '-> SyncTarget'"); return err == nil })
+				p.until("the decision", stateLimit, func() bool {
+					_, err := p.lab.TryExec(machine, "dmesg | grep 'WFSyncUUID -> SyncTarget'")
+					return err == nil
+				})
 			}
 			p.same()
 		})

@@ -183,7 +183,7 @@ func (p *pair) fresh(o setup) {
 	if _, err := p.try("down", "--force", resource); err != nil {
 		p.t.Log(err)
 	}
-	p.kernel("umount /mnt 2>/dev/null; drbdsetup down r0 2>/dev/null; rmmod drbd; modprobe drbd; dmesg -C; for d in vda vdb; do blkdiscard -z /dev/$d; done")
+	p.kernel("umount /mnt 2>/dev/null; drbdsetup down r0 2>/dev/null; rmmod drbd; modprobe drbd; dmesg -c >/dev/null; for d in vda vdb; do blkdiscard -z /dev/$d; done")
 	p.configure()
 	for v := range p.o.volumes {
 		if err := os.Remove(p.disk(v)); err != nil && !errors.Is(err, os.ErrNotExist) {
