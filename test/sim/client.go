@@ -325,7 +325,7 @@ func (w *world) randomOp() *clientOp {
 			hot = 24
 		}
 		op.off = w.rng.Int64N(hot)
-		if w.rng.IntN(2) == 0 {
+		if !w.narrow && w.rng.IntN(2) == 0 {
 			op.off = w.rng.Int64N(w.blocks)
 		}
 		op.off = min(op.off, w.blocks-op.n)

@@ -49,7 +49,7 @@ func (w *world) step() {
 				continue
 			}
 			e := c.end(n)
-			if c.dead {
+			if c.dead || c.eof(e) {
 				if !c.gone[e] {
 					add(choice{weight: 10, what: tellEnd, c: c, i: e})
 				}
@@ -137,8 +137,11 @@ func (w *world) quietNow() bool {
 			return false
 		}
 		for _, c := range n.links {
-			if c == nil || c.dead {
+			if c == nil {
 				continue
+			}
+			if c.dead || c.eof(c.end(n)) {
+				return false // the node does not know yet
 			}
 			if e := c.end(n); len(c.data[e])+len(c.meta[e]) > 0 {
 				return false

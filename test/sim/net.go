@@ -24,6 +24,10 @@ type conn struct {
 	meta  [2][]packet
 	last  [2][2]core.Now // by receiving end: data, meta
 	gone  [2]bool        // this end was told
+
+	flushed [2]bool   // this end has handed all to the network
+	late    [2]packet // held back by a planted bug
+	closed  [2]bool   // and has closed: the other end still gets it
 }
 
 // end says which end of the connection a node is.
@@ -35,26 +39,28 @@ func (c *conn) end(n *node) int {
 }
 
 func (c *conn) send(from *node, p packet) {
-	if c.dead {
+	to := 1 - c.end(from)
+	if c.dead || c.closed[to] {
 		return
 	}
-	to := 1 - c.end(from)
 	if p.p.Cmd == wire.RSDataReply {
 		c.w.moved += int64(p.p.Size)
 	}
 	if p.p.Cmd == wire.OutOfSync && c.w.bug("what the peer does not get is not told") {
 		return
 	}
-	if p.p.Cmd == wire.RSDataReply && len(c.data[to]) > 0 && c.w.bug("resync data is overtaken by newer writes") {
-		// It arrives behind what is sent next.
-		q := c.data[to]
-		c.data[to] = append(q[:len(q)-1:len(q)-1], p, q[len(q)-1])
+	if p.p.Cmd == wire.RSDataReply && c.late[to].p.Size == 0 && c.w.bug("resync data is overtaken by newer writes") {
+		c.late[to] = p
 		return
 	}
 	if p.p.Cmd.OnMeta() {
 		c.meta[to] = append(c.meta[to], p)
 	} else {
 		c.data[to] = append(c.data[to], p)
+		if c.late[to].p.Size > 0 && p.p.Cmd == wire.Data {
+			c.data[to] = append(c.data[to], c.late[to])
+			c.late[to] = packet{}
+		}
 	}
 	if p.p.Cmd == wire.Data && p.p.Flags&wire.FlagSendWriteAck != 0 && p.p.Flags&wire.FlagMaySetInSync == 0 && c.w.bug("acknowledged before it arrived") {
 		a := wire.Packet{Cmd: wire.WriteAck, Vol: p.p.Vol, Sector: p.p.Sector, BlockID: p.p.BlockID, Size: p.p.Size, Seq: p.p.Seq}
@@ -64,6 +70,19 @@ func (c *conn) send(from *node, p packet) {
 
 // cut breaks both sockets; what is on the way is lost. Each side hears of it when the world picks it.
 func (c *conn) cut() { c.dead = true }
+
+// close is the end of the connection by one of its ends. What it flushed still arrives, if the network lives.
+func (c *conn) close(end int) {
+	if !c.flushed[end] || c.closed[1-end] {
+		c.cut()
+		return
+	}
+	c.closed[end] = true
+	c.data[end], c.meta[end] = nil, nil
+}
+
+// eof says whether the peer of this end has closed and nothing more comes.
+func (c *conn) eof(end int) bool { return c.closed[1-end] && len(c.data[end])+len(c.meta[end]) == 0 }
 
 // deliver hands one packet to a node.
 func (c *conn) deliver(to int, meta bool) {
@@ -144,7 +163,11 @@ func (w *world) connect(i, j int) {
 	for e, n := range c.ends {
 		k := n.index(c.ends[1-e])
 		n.want[k] = false
-		n.m.SetNet(w.now, k, w.net, nil) // a change of the protocol may not have reached it before the connection was lost
+		net := w.net
+		if n.net != nil {
+			net = *n.net
+		}
+		n.m.SetNet(w.now, k, net, nil) // a change of the protocol may not have reached it before the connection was lost
 		n.links[k] = c
 		c.last[e] = [2]core.Now{w.now, w.now}
 		n.m.LinkUp(w.now, k, core.LinkInfo{Version: 101, Features: features, ResolveConflicts: e == resolver,

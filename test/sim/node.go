@@ -30,6 +30,7 @@ type node struct {
 
 	undoing  bool             // between UndoBegin and UndoEnd
 	undo     map[int64]uint64 // the undo log: blocks that were overwritten, with what they held
+	net      *core.NetConfig  // its own options; nil: as all have
 	handlers map[string]int   // how often a handler was run
 }
 
@@ -172,14 +173,16 @@ func (n *node) apply(r *core.Request, blocks int, fua bool) {
 		if r.Op == core.OpWrite {
 			v = vals[i]
 		}
-		if old, ok := n.undo[b]; n.undoing && r.Undo && !ok {
-			_ = old
-			n.undo[b] = n.disk.now[b]
-		}
-		if n.undoing && !r.Undo && n.w.split[b] {
-			if _, ok := n.undo[b]; !ok {
+		if _, ok := n.undo[b]; w.split[b] && !ok {
+			switch {
+			case !r.Undo && r.Peer >= 0:
 				w.fail("%s: block %d of the loser is overwritten without the undo log by kind %d", n.name, b, r.Kind)
+			case r.Undo && !n.undoing:
+				w.fail("%s: block %d is for the undo log, but there is none", n.name, b)
 			}
+		}
+		if _, ok := n.undo[b]; r.Undo && !ok && !w.bug("the undo log is not written") {
+			n.undo[b] = n.disk.now[b]
 		}
 		n.disk.write(b, v, fua)
 		if b == w.trace {
@@ -233,11 +236,15 @@ func (n *node) effect(e *core.Effect) {
 		n.logTask(e)
 	case core.Connect:
 		n.want[e.Peer] = true
+	case core.FlushLink:
+		if c := n.links[e.Peer]; c != nil {
+			c.flushed[c.end(n)] = true
+		}
 	case core.CloseLink:
 		n.want[e.Peer] = false
 		if c := n.links[e.Peer]; c != nil {
 			n.links[e.Peer] = nil
-			c.cut()
+			c.close(c.end(n))
 		}
 	case core.CloseDisk:
 		n.tasks = append(n.tasks, task{run: func() { n.m.DiskClosed(w.now, 0) }})

@@ -49,6 +49,7 @@ type world struct {
 	reads   int
 	good    []bool // may be promoted: has all acknowledged writes
 	trace   int64  // a block whose story is logged; -1: none
+	narrow  bool   // clients write to the first blocks only
 	quiet   bool   // no more client requests: the end
 	blind   bool   // what clients see is not checked: the data has split
 
