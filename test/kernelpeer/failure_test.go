@@ -100,8 +100,37 @@ func testFailures(p *pair) {
 		p.kernel("drbdadm primary r0")
 		p.kernel(kernelWrites(0, 16384, 6))
 		p.settled()
-		p.kernel("dmesg | grep -c 'Connected -> Ahead'; dmesg | grep -c 'Connected -> Behind'")
+		p.kernel("dmesg | grep 'Connected -> Ahead' && dmesg | grep 'Connected -> Behind'")
 		p.unbroken()
+	})
+	// What hawser may forget is only what the kernel has confirmed by a barrier ack.
+	p.run("the kernel's disk loses its cache", setup{}, func(*testing.T) {
+		p.skipSync()
+		p.kernel("drbdadm down r0")
+		p.lab.Script("vm", "stop", machine)
+		p.volatile = true
+		defer func() {
+			p.crash()
+			p.volatile = false
+			p.boot()
+		}()
+		p.reboot()
+		p.cli("primary", resource)
+		for seed := range uint64(2) {
+			w := p.load(0, check.Options{Seed: seed, Reads: -1})
+			p.acks(w, 400)
+			p.crash()
+			p.acks(w, 50)
+			p.reboot()
+			p.quiet(w)
+			p.same()
+		}
+		p.cli("secondary", resource)
+		p.kernel("drbdadm primary r0")
+		p.kernel("(" + kernelWrites(0, 16384, 6) + ") </dev/null >/dev/null 2>&1 & sleep 2")
+		p.crash()
+		p.reboot()
+		p.same()
 	})
 	p.run("the kernel without a disk", setup{}, func(*testing.T) {
 		p.skipSync()

@@ -65,7 +65,8 @@ func testOptions(p *pair) {
 		p.cli("secondary", resource)
 		p.turns()
 	})
-	p.run("thin resync", setup{kernelDisk: map[string]string{"rs-discard-granularity": "65536"}, hawserDisk: map[string]string{"rs-discard-granularity": "64K", "c-fill-target": "2M"}}, func(*testing.T) {
+	// Slow by the kernel: its controller does not count what comes as P_RS_DEALLOCATED, and soon asks for little.
+	p.run("thin resync", setup{size: 8 << 20, kernelDisk: map[string]string{"rs-discard-granularity": "65536"}, hawserDisk: map[string]string{"rs-discard-granularity": "64K"}}, func(*testing.T) {
 		p.kernel("drbdadm primary --force r0")
 		p.same()
 		p.kernel(kernelWrites(0, 4096, 3))

@@ -47,6 +47,8 @@ type pair struct {
 	direct *control.Client
 	o      setup
 	disks  []string // images of the machine's disks
+
+	volatile bool // the machine's disks lose what was not flushed when it is killed
 }
 
 // setup says how the two are configured. Options that both have stand in both files.
@@ -85,8 +87,12 @@ func newPair(t *testing.T) *pair {
 // boot starts the machine, with the disks it had.
 func (p *pair) boot() {
 	p.t.Helper()
+	kind := "--disk"
+	if p.volatile {
+		kind = "--volatile"
+	}
 	p.lab.Script("vm", "start", machine, "--ip", kernelIP, "--mods", "drbd,ext4,crc32c_generic,sha1_generic,sha256_generic,md5,hmac",
-		"--disk", p.disks[0]+":200M", "--disk", p.disks[1]+":200M")
+		kind, p.disks[0]+":200M", kind, p.disks[1]+":200M")
 }
 
 func (p *pair) runDir() string { return filepath.Join(p.dir, "run") }
@@ -432,6 +438,9 @@ func (p *pair) same() {
 // equal is same without waiting.
 func (p *pair) equal() {
 	p.t.Helper()
+	if p.volatile {
+		p.kernel("for d in vda vdb; do dd if=/dev/null of=/dev/$d conv=fsync,notrunc 2>/dev/null; done")
+	}
 	if d := p.differ(); d != "" {
 		p.t.Errorf("%s\n%s", d, p.state())
 	}
