@@ -217,8 +217,6 @@ func TestPipelinedRequestsAreOneBatch(t *testing.T) {
 		}
 	}
 	v.mu.Lock()
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	if !slices.Equal(v.submits, []int{10}) {
 		t.Errorf("batches of %v", v.submits)
 	}
