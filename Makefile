@@ -66,6 +66,7 @@ shell:
 	@git ls-files | while read -r f; do case $$(head -c 64 "$$f" | head -n 1) in '#!/bin/sh'*|'#!/usr/bin/env sh'*) echo "$$f";; esac; done | \
 		xargs -r shellcheck -s sh -x -P SCRIPTDIR
 
+bench: DEBS += $(BENCH_DEBS)
 bench: deps build ## speed beside other programs, as ratios: BENCHFLAGS=-long, PEERS=, CELLS= (docs/performance.md)
 	$(GO) build -o bin/bench ./test/bench
 	bin/bench -hawser bin/hawser -tsv bin/bench.tsv -peers '$(PEERS)' -cells '$(CELLS)' $(BENCHFLAGS)
