@@ -363,6 +363,7 @@ func (m *Machine) uuids(l *link, b *wire.UUIDsBody) error {
 	if l.conn >= wire.Connected && v.disk < wire.Negotiating {
 		v.exposed(b.Current)
 	}
+	m.adopt(l, b)
 	return nil
 }
 
@@ -514,7 +515,25 @@ func (m *Machine) contactLost(v *volume, l *link, was wire.Disk) {
 	if m.role != wire.Primary && !m.otherPrimary(v) {
 		return
 	}
+	for _, o := range v.pv { // a Primary that has a disk of its own names the generation, and tells us (adopt)
+		if o != l && o.conn >= wire.Connected && o.role == wire.Primary && o.disk == wire.UpToDate && m.role != wire.Primary {
+			return
+		}
+	}
 	m.newCurrent(v)
+}
+
+// adopt follows a Primary that lost another peer into its new generation: our data is the same. Which blocks the lost peer
+// misses is known to the Primary only, so from us it would get all of them: the old generation goes into the history.
+func (m *Machine) adopt(l *link, b *wire.UUIDsBody) {
+	v := l.v
+	if len(m.peers) < 2 || l.conn != wire.Connected || l.role != wire.Primary || v.disk != wire.UpToDate || l.disk != wire.UpToDate ||
+		b.Bitmap != 0 || b.Current&^1 == v.sup.Current&^1 || m.role == wire.Primary {
+		return
+	}
+	v.sup.History[1], v.sup.History[0] = v.sup.History[0], v.sup.Current
+	v.sup.Current = b.Current &^ 1
+	m.writeSuper(v, false, false, false, nil)
 }
 
 func (m *Machine) otherPrimary(v *volume) bool {

@@ -20,38 +20,40 @@ var fuzzCommands = []wire.Command{wire.Data, wire.Trim, wire.Zeroes, wire.Barrie
 func FuzzPacket(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0})
 	f.Add([]byte{3, 13, 0, 8, 1, 2, 3, 4, 3, 4, 0, 8, 1, 2, 3, 4, 0, 9, 9, 9, 9, 9, 9, 9})
-	f.Fuzz(func(t *testing.T, in []byte) {
-		if len(in) < 8 {
-			return
-		}
-		n := testNet()
-		n.Protocol = uint32(in[0]%3) + 1
-		n.TwoPrimaries = in[0]&4 != 0 && n.Protocol == 3
-		features := uint32(0)
-		if in[0]&8 != 0 {
-			features = FeatureRelaxedEpochs | wire.FeatureTrim | wire.FeatureWZeroes | wire.FeatureThinResync | wire.FeatureWSame
-		}
-		r := connected(t, n, features, in[0]&16 != 0)
-		if in[0]&32 != 0 {
-			r.primary()
-		}
-		if in[0]&64 != 0 {
-			r.m.Verify(r.now, 0, 0, 0, 0, nil)
-		}
-		r.run()
-		var writes []*Request
-		for at := 1; at+8 <= len(in); at += 8 {
-			fuzzStep(r, in[at:at+8], &writes)
-			for _, q := range writes {
-				if err, ok := r.done[q]; ok && err == nil && !r.had[q] && !r.everBad() {
-					t.Fatalf("write at %d completed, but the disk does not have it", q.Off)
-				}
+	f.Fuzz(fuzzOne)
+}
+
+func fuzzOne(t *testing.T, in []byte) {
+	if len(in) < 8 {
+		return
+	}
+	n := testNet()
+	n.Protocol = uint32(in[0]%3) + 1
+	n.TwoPrimaries = in[0]&4 != 0 && n.Protocol == 3
+	features := uint32(0)
+	if in[0]&8 != 0 {
+		features = FeatureRelaxedEpochs | wire.FeatureTrim | wire.FeatureWZeroes | wire.FeatureThinResync | wire.FeatureWSame
+	}
+	r := connected(t, n, features, in[0]&16 != 0)
+	if in[0]&32 != 0 {
+		r.primary()
+	}
+	if in[0]&64 != 0 {
+		r.m.Verify(r.now, 0, 0, 0, 0, nil)
+	}
+	r.run()
+	var writes []*Request
+	for at := 1; at+8 <= len(in); at += 8 {
+		fuzzStep(r, in[at:at+8], &writes)
+		for _, q := range writes {
+			if err, ok := r.done[q]; ok && err == nil && !r.had[q] && !r.everBad() {
+				t.Fatalf("write at %d completed, but the disk does not have it", q.Off)
 			}
 		}
-		r.m.LinkDown(r.now, 0, errDisk, false)
-		r.run()
-		r.finishDisk(nil)
-	})
+	}
+	r.m.LinkDown(r.now, 0, errDisk, false)
+	r.run()
+	r.finishDisk(nil)
 }
 
 // everBad says that our disk was not the good copy at some time, so that the peer's word was enough.
@@ -78,7 +80,7 @@ func fuzzStep(r *rig, b []byte, writes *[]*Request) {
 			kinds := []Kind{AppWrite, AppRead, AppFlush, AppTrim, AppZero}
 			k := kinds[int(b[1])%len(kinds)]
 			q := r.submit(k, off, length)
-			if k == AppWrite || k == AppTrim || k == AppZero {
+			if length > 0 && (k == AppWrite || k == AppTrim || k == AppZero) {
 				*writes = append(*writes, q)
 			}
 		}

@@ -173,6 +173,9 @@ func (m *Machine) generationOfPrimary(v *volume, forced bool) {
 		if l.bm == nil || v.sup.Bitmap[i] != 0 && !forced {
 			continue
 		}
+		if len(m.peers) > 1 && l.replicates() && !forced {
+			continue // it comes along
+		}
 		if v.sup.Bitmap[i] != 0 {
 			v.sup.History[1], v.sup.History[0] = v.sup.History[0], v.sup.Bitmap[i]
 		}
