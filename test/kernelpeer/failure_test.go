@@ -1,6 +1,7 @@
 package kernelpeer
 
 import (
+	"bytes"
 	"syscall"
 	"testing"
 
@@ -13,11 +14,13 @@ func testFailures(p *pair) {
 	p.run("hawser dies as Primary", setup{}, func(*testing.T) {
 		p.skipSync()
 		p.cli("primary", resource)
-		w := p.load(0, check.Options{})
+		h := check.NewHistory(nil)
+		w := p.load(0, check.Options{History: h})
 		p.acks(w, 200)
 		p.kill()
 		w.Stop()
 		p.same()
+		p.judge(h)
 		p.cli("primary", resource)
 		p.hawserWrites(100, check.Options{Seed: 2})
 		p.same()
@@ -159,6 +162,7 @@ func testFailures(p *pair) {
 		p.acks(w, 100)
 		p.quiet(w)
 		p.same()
+		p.judge(h)
 		p.cli("secondary", resource)
 		p.kernel("drbdadm primary r0")
 		p.cli("detach", resource)
@@ -208,4 +212,20 @@ func (p *pair) reboot() {
 	p.boot()
 	p.kernel("rm -rf /etc/drbd.d; cat >/etc/drbd.conf <<'END'\n" + p.drbdConf() + "END\ndmesg -c >/dev/null; drbdadm up r0")
 	p.connected()
+}
+
+// judge looks on both disks for what the clients of hawser's volume wrote, and at what they read.
+func (p *pair) judge(h *check.History) {
+	p.t.Helper()
+	size := p.now().Volumes[0].Size
+	replicas := []check.Replica{{Name: "hawser", ReaderAt: bytes.NewReader(p.read(p.disk(0), size))},
+		{Name: "kernel", ReaderAt: bytes.NewReader(p.read(p.disks[0], size))}}
+	v, err := check.Verify(p.t.Context(), h, replicas, check.Rules{Size: size, Identical: true})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Log(v)
+	if err := v.Err(); err != nil || v.Acked == 0 {
+		p.t.Errorf("%d writes were acknowledged: %v", v.Acked, err)
+	}
 }
