@@ -10,7 +10,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "play this seed only")
-	seedsFlag = flag.Int("seeds", 40, "how many seeds of every kind of life to play")
+	seedsFlag = flag.Int("seeds", 24, "how many seeds of every kind of life to play")
 	fromFlag  = flag.Uint64("from", 1, "the first seed to play")
 )
 
