@@ -48,11 +48,11 @@ func (m *Machine) balance(r *Request) int {
 	return -1
 }
 
-// leastPending is the copy with the fewest requests before it; among equals the nearest.
+// leastPending is the copy with the fewest requests before it, of a peer its unanswered reads; among equals the nearest.
 func (m *Machine) leastPending(r *Request) int {
 	best, least := -1, r.v.local
 	for i, l := range r.v.pv {
-		if n := len(l.p.reads) + l.p.tlCount; n < least && l.canRead(i, r) {
+		if n := len(l.p.reads); n < least && l.canRead(i, r) {
 			best, least = i, n
 		}
 	}
