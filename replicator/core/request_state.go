@@ -178,6 +178,17 @@ func (m *Machine) judge(l *link, mask, val wire.State) int32 {
 
 // connStateRequest answers P_CONN_ST_CHG_REQ: a graceful disconnect, perhaps with an outdating (section 26).
 func (m *Machine) connStateRequest(p *peer, pkt *wire.Packet) {
+	q := *pkt
+	if m.drained(p, func() { m.goodbye(p, &q) }) {
+		return // what was written until now is on the peer's disk first, so that a resync later leaves it out
+	}
+	m.goodbye(p, &q)
+}
+
+func (m *Machine) goodbye(p *peer, pkt *wire.Packet) {
+	if p.state != wire.Connected {
+		return // lost meanwhile
+	}
 	code := int32(codeOK)
 	switch {
 	case p.ask != nil && p.li.ResolveConflicts && p.ask.vol < 0:
