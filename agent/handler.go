@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -80,18 +81,35 @@ func handlerEnv(def *control.Definition, e control.Event) []string {
 		env = append(env, fmt.Sprintf("DRBD_VOLUME=%d", e.Volume), fmt.Sprintf("HAWSER_VOLUME=%d", e.Volume))
 		for _, v := range def.Volumes {
 			if v.Number == e.Volume {
-				env = append(env, "DRBD_LL_DISK="+v.Disk)
+				env = append(env, "DRBD_LL_DISK="+v.Disk, "DRBD_BACKING_DEV="+v.Disk)
+				if minor, ok := strings.CutPrefix(v.DevLink, "/dev/drbd"); ok {
+					env = append(env, "DRBD_MINOR="+minor)
+				}
 			}
 		}
 	}
 	for _, p := range def.Peers {
 		env = append(env, fmt.Sprintf("DRBD_NODE_ID_%d=%s", p.NodeID, p.Name))
 		if p.Name == e.Peer || e.Peer == "" && len(def.Peers) == 1 {
-			host, _, _ := strings.Cut(p.Remote, ":")
-			env = append(env, fmt.Sprintf("DRBD_PEER_NODE_ID=%d", p.NodeID), "DRBD_PEER_ADDRESS="+host, "DRBD_PEER="+p.Name, "HAWSER_PEER="+p.Name)
+			env = append(env, fmt.Sprintf("DRBD_PEER_NODE_ID=%d", p.NodeID), "DRBD_PEER="+p.Name, "DRBD_PEERS="+p.Name, "HAWSER_PEER="+p.Name)
+			env = append(env, addressEnv("DRBD_PEER", p.Remote)...)
+			env = append(env, addressEnv("DRBD_MY", p.Local)...)
 		}
 	}
 	return env
+}
+
+// addressEnv is PREFIX_ADDRESS and PREFIX_AF.
+func addressEnv(prefix, address string) []string {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil
+	}
+	family := "ipv4"
+	if a.Addr().Is6() {
+		family = "ipv6"
+	}
+	return []string{prefix + "_ADDRESS=" + a.Addr().String(), prefix + "_AF=" + family}
 }
 
 // tail keeps the end of what is written.

@@ -84,9 +84,6 @@ func (r *Resource) Status() *control.Status {
 	if w.NoData {
 		s.Suspended = append(s.Suspended, "no-data")
 	}
-	if len(r.handlers) > 0 {
-		s.Suspended = append(s.Suspended, "fencing")
-	}
 	for i := range w.Volumes {
 		v := r.volumeStatus(def, &w.Volumes[i])
 		v.Undo = kept[v.Number]

@@ -45,7 +45,7 @@ type Event struct {
 	Field    string    `json:"field,omitempty"` // of EventState
 	From     string    `json:"from,omitempty"`
 	To       string    `json:"to,omitempty"`
-	Name     string    `json:"name,omitempty"`    // of EventHandler: fence-peer, split-brain, ...; of EventNote: what it is about
+	Name     string    `json:"name,omitempty"`    // of EventHandler: split-brain, before-resync-target, ...; of EventNote: what it is about
 	Handler  uint64    `json:"handler,omitempty"` // id to answer with; 0: no answer is wanted
 	Text     string    `json:"text,omitempty"`    // for people
 	Sync     *Progress `json:"sync,omitempty"`    // of EventSync
