@@ -308,3 +308,39 @@ func issue(t *testing.T, name string, ca *x509.Certificate, caKey *ecdsa.Private
 	must(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: priv}), 0o600))
 	return c, key
 }
+
+// TestRRConflict: a Primary whose data is to be overwritten stops, asks its handler too, or follows the peer all the same.
+// violently-as0p is what brings it there.
+func TestRRConflict(t *testing.T) {
+	for _, policy := range []string{"disconnect", "call-pri-lost", "violently"} {
+		t.Run(policy, func(t *testing.T) {
+			x := try(t, netOpts(func(n *control.NetOpts) {
+				n.AfterSB0Pri, n.AfterSB1Pri, n.RRConflict = "discard-least-changes", "violently-as0p", policy
+			}))
+			events := x.a.Subscribe(ctxFor(t), control.FromStart)
+			x.split(t, true, false)
+			if policy == "violently" {
+				x.synced(t)
+				x.a.open(t).expect(0, fill(0xb, 4096))
+				return
+			}
+			x.a.until(t, "refusal", connection("StandAlone"))
+			if why := x.a.Status().Peers[0].LastError; !strings.Contains(why, "rr-conflict "+policy) {
+				t.Errorf("why: %s", why)
+			}
+			x.a.open(t).expect(0, fill(0xa, 4096))
+			asked := make(chan bool, 1)
+			go func() { // until the node goes down
+				found := false
+				for e := range events {
+					found = found || e.Kind == control.EventHandler && e.Name == "pri-lost"
+				}
+				asked <- found
+			}()
+			must(t, x.a.Down(ctxFor(t), true))
+			if got := <-asked; got != (policy == "call-pri-lost") {
+				t.Errorf("the handler pri-lost is asked for: %v", got)
+			}
+		})
+	}
+}
