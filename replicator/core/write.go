@@ -408,14 +408,7 @@ func (m *Machine) advance(r *Request) {
 	v := r.v
 	switch {
 	case r.Kind == AppFlush:
-		if r.localErr != nil && !remote && !m.otherCopy(v) {
-			m.finish(r, ioErr(r.localErr))
-			return
-		}
-		if r.localErr != nil {
-			m.diskFailed(v, r.localErr)
-		}
-		m.finish(r, nil)
+		m.flushed(r, remote)
 	case r.local == localDone && r.localErr == nil && v.disk == wire.UpToDate:
 		m.finish(r, nil)
 	case remote:
@@ -526,6 +519,30 @@ func (m *Machine) retire(r *Request) {
 	m.release(r)
 }
 
+// flushed answers a flush. Where the local one failed, a peer's disk has to hold everything that was acknowledged.
+func (m *Machine) flushed(r *Request, remote bool) {
+	v, err := r.v, r.localErr
+	if err == nil {
+		m.finish(r, nil)
+		return
+	}
+	asked := r.retry != 0 && m.otherCopy(v) // a peer was asked, and had nothing that was not stable
+	if remote || asked {
+		m.diskFailed(v, err)
+		m.finish(r, nil)
+		return
+	}
+	if m.otherCopy(v) {
+		m.diskFailed(v, err)
+	}
+	if v.disk == wire.UpToDate { // it stays, as the last good copy
+		m.finish(r, ioErr(err))
+		return
+	}
+	r.local, r.localErr, r.retry = localNone, nil, 1
+	m.flush(r) // protocol A or B: now the peer is asked
+}
+
 // flush makes everything stable that was acknowledged: here, and on the peers with protocol C.
 func (m *Machine) flush(r *Request) {
 	v := r.v
@@ -537,7 +554,7 @@ func (m *Machine) flush(r *Request) {
 		}
 		m.closeEpoch(p)
 		m.sendBarrier(p)
-		if p.cfg.Net.Protocol != 3 && !m.twoPrimaries(p) && v.disk >= wire.Inconsistent {
+		if p.cfg.Net.Protocol != 3 && !m.twoPrimaries(p) && v.disk == wire.UpToDate {
 			p.flushNext = p.relaxed()
 			continue
 		}
