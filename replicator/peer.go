@@ -20,7 +20,7 @@ const (
 	tailRoom    = 4096 // bytes before received data, where its digest lands, so that the data is page aligned
 )
 
-// ErrIntegrity: the digest that came with data is not that of the data. The connection ends, and the resync that follows
+// ErrIntegrity says that the digest that came with data is not that of the data. The connection ends, and the resync that follows
 // copies the block again.
 var ErrIntegrity = errors.New("data integrity digest does not match")
 
@@ -81,10 +81,9 @@ func (p *peer) configure(d control.PeerDef) {
 
 // sendQueue holds the buffers whose data waits in the queue of a link, in order: links send and report in order.
 type sendQueue struct {
-	mu   sync.Mutex // guards bufs, head and dead
+	mu   sync.Mutex // guards bufs and head
 	bufs []*iobuf.Buf
 	head int // first in use
-	dead bool
 }
 
 func (q *sendQueue) push(b *iobuf.Buf) {

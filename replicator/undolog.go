@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-ha/hawser/replicator/undo"
 )
 
-// ErrNoUndo: a block that is to be kept cannot be, so it is not overwritten.
+// ErrNoUndo says that a block that is to be kept cannot be, so it is not overwritten.
 var ErrNoUndo = errors.New("no undo log")
 
 // undoBegin opens the undo log of a resync. r.mu is held: the file is made on the volume's metadata goroutine's time, by the

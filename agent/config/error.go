@@ -44,7 +44,7 @@ func Errors(err error) []*Error {
 	if err == nil {
 		return nil
 	}
-	if e, ok := errors.AsType[*Error](err); ok && err == error(e) {
+	if e, ok := errors.AsType[*Error](err); ok && err == error(e) { //nolint:errorlint // err itself: joined ones are taken apart below
 		return []*Error{e}
 	}
 	var list []*Error

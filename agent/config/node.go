@@ -192,20 +192,3 @@ func (n NodeConfig) check(c *complaints) {
 		}
 	}
 }
-
-// threeFiles complains unless all of TLS is named, or nothing.
-func threeFiles(c *complaints, key, cert, private, ca string) {
-	set := 0
-	for _, f := range []struct{ name, path string }{{"tls-cert", cert}, {"tls-key", private}, {"tls-ca", ca}} {
-		if f.path == "" {
-			continue
-		}
-		set++
-		if why := checkPath(f.path); why != "" {
-			c.add(step(key, f.name), why, "")
-		}
-	}
-	if set != 0 && set != 3 {
-		c.add(key, "TLS needs tls-cert, tls-key and tls-ca", "")
-	}
-}

@@ -16,8 +16,10 @@ const (
 	UpdatesMax = 64
 	// ContextMax is the number of slots whose old contents one transaction records.
 	ContextMax = 919
-	// SlotsMin and SlotsMax bound the number of slots (the option al-extents).
-	SlotsMin, SlotsMax = 67, 65534
+	// SlotsMin is the least number of slots (the option al-extents).
+	SlotsMin = 67
+	// SlotsMax is the greatest number of slots.
+	SlotsMax = 65534
 
 	magic     = 0x69cb65a2
 	free      = 0xffffffff // extent number of a free slot

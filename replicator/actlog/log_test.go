@@ -240,7 +240,7 @@ func commitAll(l *Log, r *ring) (evicted []uint32) {
 func TestRules(t *testing.T) {
 	t.Run("references to a pending extent stack up", func(t *testing.T) {
 		l, r := New(67, 8), newRing(1, 8)
-		if l.Get(5) || l.Get(5) || l.Active(5) {
+		if first, second := l.Get(5), l.Get(5); first || second || l.Active(5) {
 			t.Fatal("a pending extent is active")
 		}
 		commitAll(l, r)

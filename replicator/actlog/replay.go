@@ -8,9 +8,9 @@ import (
 )
 
 var (
-	// ErrNoLog: no block of the ring is valid. It was never initialised, or is of another format (8.3, persistent memory).
+	// ErrNoLog says that no block of the ring is valid. It was never initialised, or is of another format (8.3, persistent memory).
 	ErrNoLog = errors.New("no activity log")
-	// ErrGap: transactions are missing between valid ones. At most one block, the one being written, is bad after a crash;
+	// ErrGap says that transactions are missing between valid ones. At most one block, the one being written, is bad after a crash;
 	// so this is damage, and the active extents found are not all. Every block must then be taken for dirty.
 	ErrGap = errors.New("activity log is damaged")
 )

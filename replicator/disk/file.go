@@ -274,7 +274,7 @@ func (f *file) aligned(p []byte) bool {
 
 // mapErr turns an errno into the package's errors.
 func mapErr(err error) error {
-	if err == unix.ENOSPC || err == unix.EDQUOT {
+	if err == unix.ENOSPC || err == unix.EDQUOT { //nolint:errorlint // raw errno of a system call
 		return errNoSpace
 	}
 	return err
@@ -284,7 +284,7 @@ func (f *file) read(p []byte, off int64) error {
 	for len(p) > 0 {
 		n, err := unix.Pread(f.fd, p, off)
 		switch {
-		case err == unix.EINTR || err == unix.EAGAIN:
+		case err == unix.EINTR || err == unix.EAGAIN: //nolint:errorlint // raw errno of a system call
 		case err != nil:
 			return err
 		case n == 0:
@@ -307,7 +307,7 @@ func (f *file) write(p []byte, off int64, dsync bool) error {
 			n, err = unix.Pwrite(f.fd, p, off)
 		}
 		switch {
-		case err == unix.EINTR || err == unix.EAGAIN:
+		case err == unix.EINTR || err == unix.EAGAIN: //nolint:errorlint // raw errno of a system call
 		case err != nil:
 			return mapErr(err)
 		case n == 0:
@@ -424,7 +424,7 @@ func (f *file) rangeIoctl(req uint, off, length int64) error {
 }
 
 func unsupported(err error) bool {
-	return err == unix.EOPNOTSUPP || err == unix.ENOTTY || err == unix.ENOSYS || err == unix.EINVAL
+	return err == unix.EOPNOTSUPP || err == unix.ENOTTY || err == unix.ENOSYS || err == unix.EINVAL //nolint:errorlint // raw errno of a system call
 }
 
 func (f *file) extents(off, length int64, limit int) ([]Extent, error) {

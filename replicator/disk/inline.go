@@ -62,7 +62,7 @@ func (s *store) run(r *Request) (err error) {
 		}
 		if s.stable(r) && s.f.dsync.Load() {
 			err := s.f.write(buf, r.Off, true)
-			if err != unix.EOPNOTSUPP {
+			if err != unix.EOPNOTSUPP { //nolint:errorlint // raw errno of a system call
 				return s.writeErr(err, true)
 			}
 		}

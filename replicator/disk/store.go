@@ -259,7 +259,7 @@ func (s *store) loseFlush(cause error) error {
 // writeErr judges the error of a stable write: it may have consumed the kernel's one report of a
 // lost earlier write, unless it is plainly about this request.
 func (s *store) writeErr(err error, dsync bool) error {
-	if !dsync || err == nil || errors.Is(err, ErrNoSpace) || err == unix.EINVAL || err == unix.EOPNOTSUPP {
+	if !dsync || err == nil || errors.Is(err, ErrNoSpace) || err == unix.EINVAL || err == unix.EOPNOTSUPP { //nolint:errorlint // raw errno of a system call
 		return err
 	}
 	return s.loseFlush(err)
@@ -385,7 +385,7 @@ func (s *store) complete(sl *slot, err error, out *reqList) {
 	}
 	if sl.dsync {
 		s.fuaBusy--
-		if err == unix.EOPNOTSUPP {
+		if err == unix.EOPNOTSUPP { //nolint:errorlint // raw errno of a system call
 			s.f.dsync.Store(false)
 			sl.dsync, sl.join = false, true
 			s.eng.push(sl)

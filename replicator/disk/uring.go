@@ -84,7 +84,7 @@ func (e *uring) push(sl *slot) {
 func (e *uring) kick() {
 	for n := e.r.queued(); n > 0; n = e.r.queued() {
 		err := e.r.enter(n)
-		if err != nil && err != unix.EINTR {
+		if err != nil && err != unix.EINTR { //nolint:errorlint // raw errno of a system call
 			// Out of memory or the like (EAGAIN, EBUSY): nothing was lost, the entries stay queued.
 			e.s.log.Warn("io_uring refuses requests for now", "path", e.s.f.path, "err", err)
 			time.Sleep(time.Millisecond)

@@ -294,7 +294,7 @@ func TestCloseEndsAStalledConnection(t *testing.T) {
 			a.FlushData()
 			a.Close(reason)
 			a.Close(errors.New("second"))
-			if err := <-ha.down; err != reason {
+			if err := <-ha.down; !errors.Is(err, reason) {
 				t.Errorf("down: %v", err)
 			}
 			close(block)
@@ -336,7 +336,7 @@ func TestCloseFromWithinEveryCallback(t *testing.T) {
 				a.FlushData()
 				a.SendMeta(&wire.Packet{Cmd: wire.Ping})
 				a.FlushMeta()
-				if err := <-hb.down; err != reason {
+				if err := <-hb.down; !errors.Is(err, reason) {
 					t.Errorf("down: %v", err)
 				}
 				<-ha.down

@@ -129,7 +129,7 @@ func connect(ctx context.Context, log *slog.Logger, cfg *Config) (*pair, error) 
 	c.wg.Go(func() { c.accept(ctx, l) })
 	err = c.loop(ctx)
 	cancel()
-	l.Close()
+	_ = l.Close()
 	c.wg.Wait()
 	if err != nil {
 		c.p.close()
@@ -294,7 +294,7 @@ func secure(ctx context.Context, cfg *Config, conn *tls.Conn) (net.Conn, error) 
 	ctx, cancel := context.WithTimeout(ctx, cfg.handshakeTimeout())
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	return conn, nil

@@ -84,7 +84,10 @@ func (q *queue) init(c *Conn, kind Socket, conn net.Conn) {
 	q.quiet.L = &q.mu
 	q.fill, q.send = new(batch), new(batch)
 	q.try = func(fd uintptr) bool { q.sendmsg(fd); return true }
-	q.persist = func(fd uintptr) bool { q.sendmsg(fd); return q.err != unix.EAGAIN }
+	q.persist = func(fd uintptr) bool {
+		q.sendmsg(fd)
+		return q.err != unix.EAGAIN //nolint:errorlint // raw errno of a system call
+	}
 }
 
 func (q *queue) add(p *wire.Packet, digest, payload []byte, sent func(any), owner any) {
@@ -137,7 +140,7 @@ func (q *queue) swap() {
 func (q *queue) run(wait bool) {
 	for round := 1; ; round++ {
 		for q.rec < len(q.send.recs) || q.headAt < len(q.send.head) {
-			if err := q.write(wait); err == unix.EAGAIN {
+			if err := q.write(wait); err == unix.EAGAIN { //nolint:errorlint // raw errno of a system call
 				q.handOver()
 				return
 			} else if err != nil {

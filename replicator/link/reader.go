@@ -40,7 +40,7 @@ func (rd *reader) init(c *Conn, kind Socket, conn net.Conn, size int) {
 	rd.last.Store(Now())
 	rd.try = func(fd uintptr) bool {
 		rd.n, rd.err = readv(fd, rd.iov[:rd.iovs], rd.want)
-		if rd.err != unix.EAGAIN {
+		if rd.err != unix.EAGAIN { //nolint:errorlint // raw errno of a system call
 			return true
 		}
 		rd.idle()

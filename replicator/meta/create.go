@@ -19,7 +19,7 @@ type CreateOptions struct {
 	Force          bool   // overwrite metadata that is there
 }
 
-// ExistsError: there is metadata already, and the caller did not say to overwrite it.
+// ExistsError says that there is metadata already, and the caller did not say to overwrite it.
 type ExistsError struct {
 	Found  string // what it is
 	Offset int64  // bytes

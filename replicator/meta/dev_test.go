@@ -2,7 +2,6 @@ package meta
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -149,5 +148,3 @@ func setSize(t testing.TB, s *Store, sectors uint64) {
 		t.Fatal(err)
 	}
 }
-
-func hex16(v uint64) string { return fmt.Sprintf("0x%016x", v) }

@@ -66,7 +66,7 @@ func newLoop(t *testing.T, size int64) *loopDev {
 		}
 	})
 	d.File = must(os.OpenFile(path, os.O_RDWR|syscall.O_DIRECT, 0))(t)
-	t.Cleanup(func() { d.File.Close() })
+	t.Cleanup(func() { d.Close() })
 	return d
 }
 

@@ -133,7 +133,7 @@ func (d *bitmapDump) word(w uint64) {
 	d.n = 0
 	v := d.row[0]
 	same := (v == 0 || v == ^uint64(0)) && d.row == [4]uint64{v, v, v, v}
-	if d.run > 0 && !(same && v == d.value) {
+	if d.run > 0 && (!same || v != d.value) {
 		d.flushRun()
 	}
 	if same {
@@ -173,7 +173,7 @@ func (d *bitmapDump) print(row []uint64) {
 		}
 		fmt.Fprintf(d.out, "%s0x%016X;", sep, w)
 	}
-	d.out.WriteByte('\n') // out remembers the first error
+	_ = d.out.WriteByte('\n') // out remembers the first error
 	d.at += int64(len(row))
 }
 
@@ -185,7 +185,7 @@ func (d *bitmapDump) end(half bool) {
 		d.print(d.row[:d.n])
 	case half:
 		d.position()
-		d.out.WriteString("   \n")
+		_, _ = d.out.WriteString("   \n")
 	}
 }
 

@@ -51,7 +51,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// ErrTooSmall: the device cannot hold the metadata.
+// ErrTooSmall says that the device cannot hold the metadata.
 var ErrTooSmall = errors.New("device is too small for the metadata")
 
 // Geometry is what a layout is computed from.

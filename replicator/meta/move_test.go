@@ -176,8 +176,8 @@ func TestConvert(t *testing.T) {
 		t.Run(im.Name, func(t *testing.T) {
 			d, kind, index := im.device(t)
 			old := must(Open(goldenData, d, kind, index))(t).Super()
-			s := must(ConvertV08(goldenData, d, kind, index, ConvertOptions{NodeID: 0, PeerNodeID: 1}))(t)
-			s = must(Open(goldenData, d, kind, index))(t)
+			must(ConvertV08(goldenData, d, kind, index, ConvertOptions{NodeID: 0, PeerNodeID: 1}))(t)
+			s := must(Open(goldenData, d, kind, index))(t)
 			sb := s.Super()
 			if sb.Version != 9 || sb.Clean() != old.Clean() || sb.Current != old.Current || sb.Peers[1].BitmapUUID != old.Peers[0].BitmapUUID ||
 				sb.Peers[1].BitmapIndex != 0 || sb.DeviceUUID != old.DeviceUUID || sb.NodeID != 0 {

@@ -48,9 +48,9 @@ const (
 )
 
 var (
-	// ErrNoMetadata: there is no superblock where it should be.
+	// ErrNoMetadata says that there is no superblock where it should be.
 	ErrNoMetadata = errors.New("no metadata")
-	// ErrUnsupported: there is metadata, but of a kind this package does not handle.
+	// ErrUnsupported says that there is metadata, but of a kind this package does not handle.
 	ErrUnsupported = errors.New("unsupported metadata")
 )
 
@@ -103,7 +103,7 @@ type Super struct {
 }
 
 // Clean says whether the bitmaps can be trusted without the activity log.
-func (s Super) Clean() bool { return s.Flags&FlagALClean != 0 && !(s.Version == 8 && s.Unclean) }
+func (s Super) Clean() bool { return s.Flags&FlagALClean != 0 && (s.Version != 8 || !s.Unclean) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 

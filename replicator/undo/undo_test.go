@@ -169,7 +169,7 @@ func FuzzReader(f *testing.F) {
 		}
 		for {
 			off, data, err := r.Next()
-			if errors.Is(err, undo.ErrTorn) || err == io.EOF {
+			if errors.Is(err, undo.ErrTorn) || errors.Is(err, io.EOF) {
 				return
 			}
 			if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -130,7 +131,7 @@ func roundTripMain(end, addr string) error {
 func transfer(fd int, p []byte, call func(int, []byte) (int, error)) error {
 	for len(p) > 0 {
 		n, err := call(fd, p)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {

@@ -150,6 +150,7 @@ func (fs *FS) attr(node uint64, out *fuse.Attr) fuse.Status {
 	return fuse.OK
 }
 
+// Lookup finds the disk, the only file.
 func (fs *FS) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if h.NodeId != rootNode || name != Name {
 		return fuse.ENOENT
@@ -158,10 +159,12 @@ func (fs *FS) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse
 	return fs.attr(diskNode, &out.Attr)
 }
 
+// GetAttr gives the disk's size as it is now.
 func (fs *FS) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	return fs.attr(in.NodeId, &out.Attr)
 }
 
+// SetAttr changes the disk's size, and ignores all else.
 func (fs *FS) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if size, ok := in.GetSize(); ok && in.NodeId == diskNode {
 		if err := fs.disk.truncate(int64(size)); err != nil {
@@ -171,6 +174,7 @@ func (fs *FS) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) 
 	return fs.attr(in.NodeId, &out.Attr)
 }
 
+// Open has every read and write come here, past the page cache and side by side.
 func (fs *FS) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
 	return fuse.OK
@@ -209,11 +213,13 @@ func (fs *FS) sync() fuse.Status {
 	return status(fs.disk.flush())
 }
 
+// Fsync flushes the disk, unless a fault meets it.
 func (fs *FS) Fsync(_ <-chan struct{}, _ *fuse.FsyncIn) fuse.Status { return fs.sync() }
 
 // Flush is close(2): a disk does not hear of it.
 func (fs *FS) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
 
+// Fallocate allocates, punches or zeroes a range; it meets the faults of writes.
 func (fs *FS) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	if errno := fs.faults.meet(opWrite, int64(in.Offset), int64(in.Length)); errno != 0 {
 		return fuse.Status(errno)
@@ -221,6 +227,7 @@ func (fs *FS) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	return status(fs.disk.allocate(in.Mode, int64(in.Offset), int64(in.Length)))
 }
 
+// StatFs answers for the file system below.
 func (fs *FS) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	var st syscall.Statfs_t
 	if err := syscall.Fstatfs(int(fs.disk.f.Fd()), &st); err != nil {
@@ -230,8 +237,10 @@ func (fs *FS) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) f
 	return fuse.OK
 }
 
+// OpenDir always works.
 func (fs *FS) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.OK }
 
+// ReadDir lists the disk.
 func (fs *FS) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	if in.Offset == 0 {
 		out.AddDirEntry(fuse.DirEntry{Name: Name, Mode: syscall.S_IFREG, Ino: diskNode})

@@ -267,11 +267,6 @@ func (r *recorder) states(field string) (out []string) {
 	return out
 }
 
-// notes says whether there was a note of that name.
-func (r *recorder) notes(name string) bool {
-	return len(r.find(func(e control.Event) bool { return e.Kind == control.EventNote && strings.Contains(e.Name, name) })) > 0
-}
-
 // end ends all of the node.
 func (n *node) end() {
 	if n.faults != nil {

@@ -3,6 +3,7 @@ package netns
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -136,7 +137,7 @@ func (c *cluster) undone(n *node, lost map[int64][]byte) {
 	image := map[int64][]byte{}
 	for {
 		off, data, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

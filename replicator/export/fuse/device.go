@@ -46,7 +46,7 @@ type Config struct {
 // ErrClosed is what Err says after Detach.
 var ErrClosed = errors.New("device detached")
 
-// ErrBusy: somebody uses the device. The error itself is a *hostdev.BusyError and says who.
+// ErrBusy says that somebody uses the device. The error itself is a *hostdev.BusyError and says who.
 var ErrBusy = hostdev.ErrBusy
 
 func busy(device string, holders []hostdev.Holder) error {

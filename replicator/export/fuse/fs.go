@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -142,7 +143,7 @@ func (fs *filesystem) run(o *op) error {
 // runPut is run for an op that has no result but its error.
 func (fs *filesystem) runPut(o *op) error {
 	err := fs.run(o)
-	if err != errAborted {
+	if !errors.Is(err, errAborted) {
 		fs.put(o)
 	}
 	return err
@@ -174,7 +175,7 @@ func (fs *filesystem) Read(_ <-chan struct{}, in *gofuse.ReadIn, _ []byte) (gofu
 	o.buf = fs.pool.Get(int(length))
 	o.req.Buf = o.buf
 	if err := fs.run(o); err != nil {
-		if err != errAborted {
+		if !errors.Is(err, errAborted) {
 			fs.put(o)
 		}
 		return nil, status(err)

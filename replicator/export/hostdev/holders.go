@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy: somebody uses the device.
+// ErrBusy says that somebody uses the device.
 var ErrBusy = errors.New("device is in use")
 
 // Holder is one user of a device.

@@ -125,7 +125,7 @@ func TestRetryBusy(t *testing.T) {
 				calls++
 				return tt.answers[min(calls, len(tt.answers))-1]
 			})
-			if err != tt.want || tt.calls != 0 && calls != tt.calls || tt.calls == 0 && time.Since(began) != grace {
+			if !errors.Is(err, tt.want) || tt.calls != 0 && calls != tt.calls || tt.calls == 0 && time.Since(began) != grace {
 				t.Errorf("%s: %v after %d calls, %s", tt.rule, err, calls, time.Since(began))
 			}
 		})

@@ -38,10 +38,10 @@ const (
 // ErrClosed is what Err says after Detach or Release.
 var ErrClosed = errors.New("device detached")
 
-// ErrBusy: somebody uses the device. The error itself is a *hostdev.BusyError and says who.
+// ErrBusy says that somebody uses the device. The error itself is a *hostdev.BusyError and says who.
 var ErrBusy = hostdev.ErrBusy
 
-// ErrUntaken: the kernel still talks to another server of the same device.
+// ErrUntaken says that the kernel still talks to another server of the same device.
 var ErrUntaken = errors.New("the kernel holds on to another connection of this device")
 
 // Config says what is to be attached.
@@ -428,7 +428,7 @@ func (d *Device) Detach(ctx context.Context, force bool) error {
 }
 
 func (d *Device) detach(ctx context.Context, force bool) error {
-	if d.Err() == ErrClosed {
+	if errors.Is(d.Err(), ErrClosed) {
 		return nil
 	}
 	unlock := func() {}

@@ -34,7 +34,7 @@ const (
 	sockFD   = 1 // u32
 )
 
-// ErrUnavailable: this kernel has no nbd client, or its module is not loaded.
+// ErrUnavailable says that this kernel has no nbd client, or its module is not loaded.
 var ErrUnavailable = errors.New("the kernel's nbd client is not available")
 
 // params are the attributes of a command. Zero values are left out, except where a comment says otherwise.
@@ -127,7 +127,7 @@ func command(ctx context.Context, cmd uint8, p params) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if t, ok := ctx.Deadline(); ok {
 		if err := c.SetDeadline(t); err != nil {
 			return nil, err

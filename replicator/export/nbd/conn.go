@@ -189,7 +189,7 @@ func (c *conn) need(n int) error {
 		}
 		k, err := c.read(c.in[c.w:])
 		if err != nil {
-			if err == io.EOF && c.w > c.r {
+			if errors.Is(err, io.EOF) && c.w > c.r {
 				err = io.ErrUnexpectedEOF
 			}
 			return err
@@ -228,7 +228,7 @@ func (c *conn) poll(tries int) bool {
 			c.w += c.readN
 			return true
 		}
-		if c.readErr != unix.EAGAIN {
+		if c.readErr != unix.EAGAIN { //nolint:errorlint // raw errno of a system call
 			return false
 		}
 	}
@@ -244,7 +244,7 @@ func (c *conn) rawRead(fd uintptr) bool {
 // rawAwait is the system call of read, in the same shape: false has the runtime wait until there is something.
 func (c *conn) rawAwait(fd uintptr) bool {
 	c.readN, c.readErr = sockRead(fd, c.readTo)
-	return c.readErr != unix.EAGAIN
+	return c.readErr != unix.EAGAIN //nolint:errorlint // raw errno of a system call
 }
 
 // readOnce reads what there is, and waits until there is something.

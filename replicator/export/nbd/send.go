@@ -62,7 +62,7 @@ func (c *conn) send(wait bool) bool {
 			}
 			rounds++
 			n, err := c.write(wait)
-			if err == errFull {
+			if errors.Is(err, errFull) {
 				return false
 			}
 			if err != nil {
@@ -211,7 +211,7 @@ func (c *conn) write(wait bool) (int, error) {
 	if err := c.raw.Write(c.rawFunc); err != nil {
 		return 0, err
 	}
-	if c.rawErr == unix.EAGAIN {
+	if c.rawErr == unix.EAGAIN { //nolint:errorlint // raw errno of a system call
 		return 0, errFull
 	}
 	return max(0, c.rawN), c.rawErr
@@ -228,8 +228,8 @@ func (c *conn) rawWrite(fd uintptr) bool {
 		default:
 			c.rawN, c.rawErr = sockWritev(fd, &c.iov, out, c.big)
 		}
-		if c.rawErr != unix.EINTR {
-			return c.rawErr != unix.EAGAIN || !c.rawWait
+		if c.rawErr != unix.EINTR { //nolint:errorlint // raw errno of a system call
+			return c.rawErr != unix.EAGAIN || !c.rawWait //nolint:errorlint // raw errno of a system call
 		}
 	}
 }
