@@ -151,8 +151,8 @@ func (op *clientOp) complete(err error) {
 		}
 		return
 	}
-	switch {
-	case op.kind == core.AppRead:
+	switch op.kind {
+	case core.AppRead:
 		w.reads++
 		if w.blind {
 			return
@@ -164,7 +164,7 @@ func (op *clientOp) complete(err error) {
 			}
 			w.fail("read of block %d on %s: %d, allowed %v", op.off+i, w.nodes[op.node].name, got, op.before[i])
 		}
-	case op.kind == core.AppFlush:
+	case core.AppFlush:
 		w.flushed(op)
 	default:
 		w.acked++

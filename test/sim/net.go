@@ -177,14 +177,3 @@ func (w *world) connect(i, j int) {
 		n.effects()
 	}
 }
-
-// cutAll breaks all connections.
-func (w *world) cutAll() {
-	for i := range w.nodes {
-		for j := range i {
-			if c := w.conns[j][i]; c != nil {
-				c.cut()
-			}
-		}
-	}
-}
