@@ -133,7 +133,7 @@ func TestMaxEpochSize(t *testing.T) {
 		must(t, x.a.Down(ctxFor(t), true))
 		return x.tap.seen(wire.Barrier) - before
 	}
-	if few, many := barriers(2048), barriers(3); many < 20 || few > 10 {
+	if few, many := barriers(2048), barriers(3); many < 15 || few > 5 {
 		t.Errorf("%d barriers with epochs of 2048, %d with 3", few, many)
 	}
 }
