@@ -172,7 +172,12 @@ func TestOnNoDataAccessible(t *testing.T) {
 			x := try(t, both(func(d *control.Definition) { d.Options.OnNoDataAccessible = policy }))
 			c := x.a.open(t)
 			c.write(0, fill(1, 4096))
+			before := x.b.Status().Volumes[0].GI.Current
 			must(t, x.a.Detach(ctxFor(t), 0, false))
+			x.a.until(t, "generation of the peer's disk", func(s *control.Status) bool { // without it the nodes do not meet again
+				now := x.b.Status().Volumes[0].GI.Current
+				return now != before && s.Volumes[0].GI.Current|1 == now|1
+			})
 			must(t, x.b.Disconnect(ctxFor(t), "a", true))
 			x.a.until(t, "lost peer", notConnected)
 			data := make([]byte, 4096)
@@ -185,6 +190,7 @@ func TestOnNoDataAccessible(t *testing.T) {
 			}
 			x.a.until(t, "suspension", func(s *control.Status) bool { return len(s.Suspended) > 0 && s.Suspended[0] == "no-data" })
 			must(t, x.b.Connect(ctxFor(t), "a", false))
+			x.a.until(t, "answer", func(*control.Status) bool { return len(done) > 0 })
 			must(t, <-done)
 		})
 	}
