@@ -56,7 +56,7 @@ func (m *Machine) admit(r *Request) {
 		default:
 			r.Op = OpZero
 		}
-		if r.Len == 0 {
+		if r.Len == 0 || r.Kind == AppTrim && !m.trims() {
 			m.finish(r, nil)
 			return
 		}
@@ -68,6 +68,17 @@ func (m *Machine) admit(r *Request) {
 			m.begin(r)
 		}
 	}
+}
+
+// trims says whether all connected peers understand a discard. Where one does not, a discard, which is a hint, is not done
+// anywhere: the disks stay equal.
+func (m *Machine) trims() bool {
+	for _, p := range m.peers {
+		if p.state == wire.Connected && p.li.Features&wire.FeatureTrim == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // thaw lets the requests go on that were held back.

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/hawser-ha/hawser/replicator/wire"
@@ -33,6 +34,32 @@ func TestZeroesTakeTheFormThatThePeerReads(t *testing.T) {
 			r.finishDisk(nil)
 			if err := r.ack(wire.WriteAck, p); err != nil || !r.completed(q) {
 				t.Fatalf("not complete after the acknowledgement: %v", err)
+			}
+		})
+	}
+}
+
+// A discard is a hint: with a peer that does not know it, it is done nowhere, or the disks would differ.
+func TestTrimIsLeftOutWhereThePeerDoesNotKnowIt(t *testing.T) {
+	for _, c := range []struct {
+		rule     string
+		features uint32
+		sent     bool
+	}{
+		{"a peer with FeatureTrim gets P_TRIM", wire.FeatureTrim, true},
+		{"without it nothing is sent, marked or discarded", wire.FeatureWZeroes, false},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			r := connected(t, testNet(), c.features, false).primary()
+			q := r.submit(AppTrim, 4096, 8192)
+			if sent := slices.Contains(r.commands(), wire.Trim); sent != c.sent {
+				t.Fatalf("sent %v", r.commands())
+			}
+			if r.completed(q) == c.sent {
+				t.Fatalf("completed at once: %v", !c.sent)
+			}
+			if dirty := r.m.View().Volumes[0].Links[0].OutOfSync; dirty != 0 {
+				t.Fatalf("%d bytes out of sync", dirty)
 			}
 		})
 	}
