@@ -50,7 +50,7 @@ func newNode(t *testing.T, name string) *node {
 	n := &node{t: t, dir: dir, cfg: config.DefaultNode()}
 	n.cfg.Node, n.cfg.RunDir, n.cfg.StateDir = name, filepath.Join(dir, "run"), filepath.Join(dir, "state")
 	n.cfg.ResourcesDir = filepath.Join(dir, "res")
-	n.cfg.Timeout.Down = 2 * time.Second
+	n.cfg.Timeout.Down = 5 * time.Second
 	for _, d := range []string{n.cfg.RunDir, n.cfg.ResourcesDir} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)

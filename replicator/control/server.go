@@ -159,7 +159,8 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, stop func(), log
 	case <-ctx.Done():
 	}
 	stop()
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	// A connection that was dialled and not used counts as busy for five seconds: such a one must not hold up the end.
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	err := srv.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
