@@ -118,7 +118,7 @@ func (n *node) r0() *control.Client { return n.client().Sub("resources/r0") }
 // until waits for a condition.
 func (n *node) until(what string, ok func() bool) {
 	n.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(60 * time.Second)
 	for !ok() {
 		select {
 		case <-time.After(5 * time.Millisecond):

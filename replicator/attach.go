@@ -154,9 +154,11 @@ func (r *Resource) openStores(d *control.VolumeDef) (o *opened, dev meta.Device,
 	if v := r.volume(d.Number); v != nil { // create-md has none
 		data.Batch = v.reaped
 	}
-	if o.store, err = r.opts.OpenDisk(r.log.With("volume", d.Number), data); err != nil {
+	store, err := r.opts.OpenDisk(r.log.With("volume", d.Number), data)
+	if err != nil {
 		return o, nil, err
 	}
+	o.store = store
 	switch metaKindOf(d) {
 	case meta.Internal:
 		return o, &mdDevice{Store: o.store, noFlush: !d.Opts.MDFlushes}, nil

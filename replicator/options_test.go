@@ -289,7 +289,7 @@ func TestOnIOError(t *testing.T) {
 // awaitHandler waits until the agent is asked to run a handler.
 func awaitHandler(t *testing.T, events <-chan control.Event, name string) control.Event {
 	t.Helper()
-	end := time.After(10 * time.Second)
+	end := time.After(60 * time.Second)
 	for {
 		select {
 		case e, ok := <-events:

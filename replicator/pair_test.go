@@ -79,7 +79,7 @@ func testLog(t testing.TB, name string) *slog.Logger {
 }
 
 func ctxFor(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -122,7 +122,7 @@ func (n *node) stop(t testing.TB) {
 			}
 			close(n.ended)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(60 * time.Second):
 		_ = pprof.Lookup("goroutine").WriteTo(t.Output(), 2)
 		t.Fatalf("node %s does not end", n.def.Node)
 	}
@@ -131,7 +131,7 @@ func (n *node) stop(t testing.TB) {
 // until waits for a condition of a node's status.
 func (n *node) until(t testing.TB, what string, ok func(s *control.Status) bool) {
 	t.Helper()
-	end := time.Now().Add(10 * time.Second)
+	end := time.Now().Add(60 * time.Second)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !ok(n.Status()) {
@@ -186,7 +186,7 @@ func (c *client) do(op export.Op, off int64, data []byte, fua bool) error {
 			copy(data, r.Buf.B)
 		}
 		return err
-	case <-time.After(30 * time.Second):
+	case <-time.After(90 * time.Second):
 		c.t.Fatalf("request %d at %d does not end", op, off)
 		return nil
 	}
