@@ -529,7 +529,7 @@ var ackPacket = wire.Packet{Cmd: wire.WriteAck, Size: 4096}
 
 // deadline fails a test that would hang otherwise.
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -95,7 +95,7 @@ func attach(t testing.TB, v export.Volume) *Device {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := d.Detach(ctx, true); err != nil {
 			t.Error(err)
@@ -106,7 +106,7 @@ func attach(t testing.TB, v export.Volume) *Device {
 
 func detach(t *testing.T, d *Device) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := d.Detach(ctx, false); err != nil {
 		t.Fatal(err)
@@ -343,7 +343,7 @@ func TestResize(t *testing.T) {
 // waitFor asks until the answer is yes.
 func waitFor(t testing.TB, yes func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !yes() {

@@ -20,7 +20,7 @@ type client struct {
 func newClient(t testing.TB, nc net.Conn) *client {
 	t.Helper()
 	c := &client{t, nc}
-	nc.SetDeadline(time.Now().Add(20 * time.Second))
+	nc.SetDeadline(time.Now().Add(2 * time.Minute))
 	hello := c.recv(18)
 	if binary.BigEndian.Uint64(hello) != magicServer || binary.BigEndian.Uint64(hello[8:]) != magicOption {
 		t.Fatalf("hello %x", hello)

@@ -69,7 +69,7 @@ func start(t testing.TB, cfg Config, volumes ...export.Volume) (*Server, string)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)
