@@ -96,6 +96,35 @@ func TestCommandsReachTheResource(t *testing.T) {
 	}
 }
 
+func TestWhoMayWrite(t *testing.T) {
+	m, c, _ := serveMemory(t)
+	g := &Grant{Term: 7, Seq: 9, Holder: "n1", Answers: 3, InSync: []Member{{Node: "n1", Disks: map[int]UUID{0: 0xAB, 12: 1}}}}
+	if err := c.Grant(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Grant(t.Context(), &Grant{Term: 1}); !errors.Is(err, Stale) {
+		t.Errorf("an old grant: %v, want %v", err, Stale)
+	}
+	if err := c.Deposed(t.Context(), Deposed{Term: 7}); err != nil {
+		t.Fatal(err)
+	}
+	a, err := c.Candidacy(t.Context(), Candidacy{For: 3 * time.Second, Dead: true})
+	if err != nil || a.Bound != 6*time.Second {
+		t.Errorf("candidacy: %+v, %v", a, err)
+	}
+	want := []string{"grant 7 9 n1 [{n1 map[0:00000000000000AB 12:0000000000000001]}] 3", "deposed 7", "candidacy 3s true"}
+	if !slices.Equal(m.calls, want) {
+		t.Errorf("calls: %q, want %q", m.calls, want)
+	}
+	if err := c.Call(t.Context(), "do/grant", map[string]any{"term": 8, "warp": 9}, nil); !errors.Is(err, Usage) {
+		t.Errorf("unknown field in a grant: %v, want %v", err, Usage)
+	}
+	other := Member{Node: "n1", Disks: map[int]UUID{0: 0xAB, 12: 2}}
+	if me := g.Member("n1"); me == nil || !me.Same(g.InSync[0]) || me.Same(other) || g.Member("n2") != nil {
+		t.Errorf("members: %v", g.InSync)
+	}
+}
+
 func TestErrorsSurviveTheHop(t *testing.T) {
 	_, c, _ := serveMemory(t)
 	err := c.Do(t.Context(), "primary", Args{Volume: All})

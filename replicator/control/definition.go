@@ -16,6 +16,11 @@ type Definition struct {
 	Options ResourceOpts `json:"options"`
 	// Handlers are the names of the handlers that the agent has a command for.
 	Handlers []string `json:"handlers,omitempty"`
+	// Coordination says who decides who may write: none or "" (Pacemaker, a person), etcd.
+	Coordination string `json:"coordination,omitempty"`
+	// TTL is that of a lease in etcd, and of a promise over the link. Margin is what clocks may drift apart in that time.
+	TTL    time.Duration `json:"ttl,omitempty"`
+	Margin time.Duration `json:"margin,omitempty"`
 	// NBD says where the NBD server of this resource listens; the export is named RESOURCE/VOLUME.
 	NBD NBDDef `json:"nbd"`
 }
@@ -87,7 +92,12 @@ type NetOpts struct {
 	CsumsAfterCrashOnly bool          `json:"csums-after-crash-only"`
 	VerifyAlg           string        `json:"verify-alg"`
 	UseRLE              bool          `json:"use-rle"`
-	Fencing             string        `json:"fencing"` // dont-care
+	Fencing             string        `json:"fencing"` // dont-care, resource-only, resource-and-stonith
+	// TLS between the nodes: PEM files, all three or none. The certificate names the node's address or its name, and is
+	// good for a server and for a client.
+	TLSCert string `json:"tls-cert,omitempty"`
+	TLSKey  string `json:"tls-key,omitempty"`
+	TLSCA   string `json:"tls-ca,omitempty"`
 }
 
 // ResyncOpts are the peer-device options of drbd.conf(5): the resync controller's.
@@ -103,6 +113,7 @@ type ResyncOpts struct {
 // ResourceOpts are the options of the options section of drbd.conf(5).
 type ResourceOpts struct {
 	OnNoDataAccessible string `json:"on-no-data-accessible"` // io-error, suspend-io
+	OnNoQuorum         string `json:"on-no-quorum"`          // suspend-io, io-error: when the licence to write has run out
 	UndoLog            string `json:"undo-log"`              // directory of the undo logs; "" is off
 	UndoLogMax         int64  `json:"undo-log-max"`          // bytes
 }

@@ -43,6 +43,10 @@ const (
 	DiskError     Code = "i/o-error"       // the disk failed
 	Unsupported   Code = "unsupported"     // not on this kernel, or not as this user
 	Denied        Code = "permission"      // not as this user
+	Stale         Code = "stale"           // something newer is known: a higher term, a newer in-sync set
+	NoLicence     Code = "no-licence"      // the arbiter has not granted it
+	Bound         Code = "bound"           // a promise to another node forbids it
+	PeerUnknown   Code = "peer-unknown"    // nobody knows what the peer does: it is not fenced
 )
 
 // Error is an error of a command, as it travels over the control socket. Zero fields are not said.

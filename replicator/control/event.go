@@ -8,13 +8,14 @@ import (
 
 // Kinds of events.
 const (
-	EventStatus  = "status"  // Status holds everything: the first of a stream, and what follows EventLost
-	EventState   = "state"   // Field changed From to To
-	EventSync    = "sync"    // a resync or verify began, ended or moved on (Text: started, progress, done, aborted)
-	EventNote    = "note"    // something worth telling: split brain detected, a digest mismatch, metadata damage
-	EventHandler = "handler" // run the user's handler Name; answer with HandlerResult(Handler)
-	EventLost    = "lost"    // events before this one were dropped; a status follows
-	EventDown    = "down"    // the resource is down; the stream ends
+	EventStatus   = "status"   // Status holds everything: the first of a stream, and what follows EventLost
+	EventState    = "state"    // Field changed From to To
+	EventSync     = "sync"     // a resync or verify began, ended or moved on (Text: started, progress, done, aborted)
+	EventNote     = "note"     // something worth telling: split brain detected, a digest mismatch, metadata damage
+	EventQuestion = "question" // Question was opened or closed (Text says which, and why)
+	EventHandler  = "handler"  // run the user's handler Name; answer with HandlerResult(Handler)
+	EventLost     = "lost"     // events before this one were dropped; a status follows
+	EventDown     = "down"     // the resource is down; the stream ends
 )
 
 // Fields of an EventState.
@@ -29,6 +30,11 @@ const (
 	FieldSize        = "size"
 	FieldDevice      = "device"
 	FieldProtocol    = "protocol"
+	FieldTerm        = "term"      // the highest seen
+	FieldRight       = "right"     // by which a Primary serves I/O: none, unlimited, lease, failsafe
+	FieldWaits       = "waits"     // of a peer: a write needs its acknowledgement (yes, no)
+	FieldCandidate   = "candidate" // of a peer: it has everything and is not in the in-sync set (yes, no)
+	FieldUnvouched   = "unvouched" // of a volume: VolumeStatus.Unvouched (yes, no)
 )
 
 // FromStart is the id before that of the first event in the life of a replicator: subscribing after it gives all that is kept.
@@ -45,11 +51,12 @@ type Event struct {
 	Field    string    `json:"field,omitempty"` // of EventState
 	From     string    `json:"from,omitempty"`
 	To       string    `json:"to,omitempty"`
-	Name     string    `json:"name,omitempty"`    // of EventHandler: split-brain, before-resync-target, ...; of EventNote: what it is about
-	Handler  uint64    `json:"handler,omitempty"` // id to answer with; 0: no answer is wanted
-	Text     string    `json:"text,omitempty"`    // for people
-	Sync     *Progress `json:"sync,omitempty"`    // of EventSync
-	Status   *Status   `json:"status,omitempty"`  // of EventStatus
+	Name     string    `json:"name,omitempty"`     // of EventHandler: split-brain, before-resync-target, ...; of EventNote: what it is about
+	Handler  uint64    `json:"handler,omitempty"`  // id to answer with; 0: no answer is wanted
+	Text     string    `json:"text,omitempty"`     // for people
+	Question *Question `json:"question,omitempty"` // of EventQuestion
+	Sync     *Progress `json:"sync,omitempty"`     // of EventSync
+	Status   *Status   `json:"status,omitempty"`   // of EventStatus
 }
 
 // eventsKept is how many events a Hub remembers for subscribers that come back.

@@ -149,6 +149,18 @@ func (m *memory) ExportUndo(_ context.Context, v int, id string, w io.Writer) er
 func (m *memory) HandlerResult(_ context.Context, id uint64, code int) error {
 	return m.do("", nil, "", "handler-result %d %d", id, code)
 }
+func (m *memory) Grant(_ context.Context, g *Grant) error {
+	if g.Term == 1 {
+		return Errorf(Stale, "term 2 is known").On(m.def.Name, All, "")
+	}
+	return m.do("", nil, "", "grant %d %d %s %v %d", g.Term, g.Seq, g.Holder, g.InSync, g.Answers)
+}
+func (m *memory) Deposed(_ context.Context, d Deposed) error {
+	return m.do("", nil, "", "deposed %d", d.Term)
+}
+func (m *memory) Candidacy(_ context.Context, q Candidacy) (*CandidacyAnswer, error) {
+	return &CandidacyAnswer{Bound: 2 * q.For}, m.do("", nil, "", "candidacy %s %t", q.For, q.Dead)
+}
 func (m *memory) Down(_ context.Context, force bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -62,6 +62,13 @@ type Resource interface {
 	// run or did not end in time.
 	HandlerResult(ctx context.Context, id uint64, code int) error
 
+	// Grant tells who may write (docs/adr/0006). It returns when the term is durable.
+	Grant(ctx context.Context, g *Grant) error
+	// Deposed makes a Primary of that term or a lower one Secondary, and fails the requests that wait.
+	Deposed(ctx context.Context, d Deposed) error
+	// Candidacy says whether a promise keeps this node from running for primary.
+	Candidacy(ctx context.Context, q Candidacy) (*CandidacyAnswer, error)
+
 	// Down demotes (refused while Primary and in use), disconnects and detaches everything. It is bounded in time. The
 	// Resource is of no use afterwards; the process that serves it ends.
 	Down(ctx context.Context, force bool) error

@@ -97,6 +97,9 @@ func NewServer(name string, log *slog.Logger, open func(context.Context, *Defini
 	s.mux.HandleFunc("POST /v1/adjust", s.postAdjust)
 	s.mux.HandleFunc("POST /v1/down", s.postDown)
 	s.mux.HandleFunc("POST /v1/do/{command}", s.postCommand)
+	s.mux.HandleFunc("POST /v1/do/grant", s.postGrant)
+	s.mux.HandleFunc("POST /v1/do/deposed", s.postDeposed)
+	s.mux.HandleFunc("POST /v1/do/candidacy", s.postCandidacy)
 	return s
 }
 
@@ -296,6 +299,42 @@ func (s *Server) postCommand(w http.ResponseWriter, r *http.Request) {
 		s.log.Info("command done", "command", name)
 	}
 	answer(w, struct{}{}, err)
+}
+
+// These are not in the log: the agent renews a grant every few seconds.
+
+func (s *Server) postGrant(w http.ResponseWriter, r *http.Request) {
+	var g Grant
+	if err := ReadJSON(r, &g); err != nil {
+		WriteError(w, err)
+		return
+	}
+	if res, ok := s.resource(w); ok {
+		answer(w, struct{}{}, res.Grant(r.Context(), &g))
+	}
+}
+
+func (s *Server) postDeposed(w http.ResponseWriter, r *http.Request) {
+	var d Deposed
+	if err := ReadJSON(r, &d); err != nil {
+		WriteError(w, err)
+		return
+	}
+	if res, ok := s.resource(w); ok {
+		answer(w, struct{}{}, res.Deposed(r.Context(), d))
+	}
+}
+
+func (s *Server) postCandidacy(w http.ResponseWriter, r *http.Request) {
+	var q Candidacy
+	if err := ReadJSON(r, &q); err != nil {
+		WriteError(w, err)
+		return
+	}
+	if res, ok := s.resource(w); ok {
+		a, err := res.Candidacy(r.Context(), q)
+		answer(w, a, err)
+	}
 }
 
 // getEvents streams events. A new subscriber first gets a status; one that says the last id it saw (query "after" or

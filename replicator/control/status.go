@@ -24,38 +24,46 @@ func (u *UUID) UnmarshalText(text []byte) error {
 
 // Status is everything there is to know of a resource on this node, at one moment.
 type Status struct {
-	Resource  string         `json:"resource"`
-	Node      string         `json:"node"`
-	NodeID    int            `json:"node-id"`
-	PID       int            `json:"pid"`               // of the replicator
-	Started   time.Time      `json:"started"`           // when the replicator opened the resource
-	Role      string         `json:"role"`              // Primary, Secondary, Unknown
-	Suspended []string       `json:"suspended"`         // why I/O is frozen: user, no-data, fencing; empty: it flows
-	LastEvent uint64         `json:"last-event"`        // id of the last event that this status contains
-	Volumes   []VolumeStatus `json:"devices"`           // by number
-	Peers     []PeerStatus   `json:"connections"`       // in the order of the definition
-	Witness   bool           `json:"witness,omitempty"` // this node holds no volume of the resource
-	NBD       []string       `json:"nbd,omitempty"`     // addresses (unix:PATH, tcp:IP:PORT) that answer now: only while Primary
+	Resource string    `json:"resource"`
+	Node     string    `json:"node"`
+	NodeID   int       `json:"node-id"`
+	PID      int       `json:"pid"`     // of the replicator
+	Started  time.Time `json:"started"` // when the replicator opened the resource
+	Role     string    `json:"role"`    // Primary, Secondary, Unknown
+	// Suspended says why I/O is frozen: user, no-data, fencing (the handler fence-peer has not said yes), insync (a question
+	// to the arbiter is open; only writes wait), licence (it has run out). Empty: it flows.
+	Suspended    []string       `json:"suspended"`
+	LastEvent    uint64         `json:"last-event"`          // id of the last event that this status contains
+	Volumes      []VolumeStatus `json:"devices"`             // by number
+	Peers        []PeerStatus   `json:"connections"`         // in the order of the definition
+	Coordination string         `json:"coordination"`        // none, etcd
+	Write        *WriteStatus   `json:"write,omitempty"`     // who may write; nil with coordination none
+	Questions    []Question     `json:"questions,omitempty"` // open ones
+	Witness      bool           `json:"witness,omitempty"`   // this node holds no volume of the resource
+	NBD          []string       `json:"nbd,omitempty"`       // addresses (unix:PATH, tcp:IP:PORT) that answer now: only while Primary
 }
 
 // VolumeStatus is one volume on this node.
 type VolumeStatus struct {
-	Number       int         `json:"volume"`
-	Device       string      `json:"device,omitempty"`     // path of the block device, if there is one now
-	Backing      string      `json:"backing-dev"`          // path of the disk; "" is diskless
-	DiskState    string      `json:"disk-state"`           // Diskless, Attaching, Failed, Negotiating, Inconsistent, Outdated, Consistent, UpToDate
-	Client       bool        `json:"client"`               // diskless on purpose
-	Size         int64       `json:"size"`                 // bytes; 0: not known yet
-	Read         int64       `json:"read"`                 // bytes read from the local disk
-	Written      int64       `json:"written"`              // bytes written to the local disk
-	ALWrites     int64       `json:"al-writes"`            // transactions of the activity log
-	BMWrites     int64       `json:"bm-writes"`            // bitmap blocks written
-	UpperPending int64       `json:"upper-pending"`        // requests of front ends not yet completed
-	LowerPending int64       `json:"lower-pending"`        // requests handed to the local disk
-	GI           GI          `json:"gi"`                   // generation identifiers and flags
-	LastError    string      `json:"last-error,omitempty"` // why the disk was lost or the device is missing
-	Undo         int         `json:"undo,omitempty"`       // undo logs kept for this volume
-	Front        []FrontStat `json:"front-ends,omitempty"` // who has it open
+	Number       int    `json:"volume"`
+	Device       string `json:"device,omitempty"`     // path of the block device, if there is one now
+	Backing      string `json:"backing-dev"`          // path of the disk; "" is diskless
+	DiskState    string `json:"disk-state"`           // Diskless, Attaching, Failed, Negotiating, Inconsistent, Outdated, Consistent, UpToDate
+	Client       bool   `json:"client"`               // diskless on purpose
+	Size         int64  `json:"size"`                 // bytes; 0: not known yet
+	Read         int64  `json:"read"`                 // bytes read from the local disk
+	Written      int64  `json:"written"`              // bytes written to the local disk
+	ALWrites     int64  `json:"al-writes"`            // transactions of the activity log
+	BMWrites     int64  `json:"bm-writes"`            // bitmap blocks written
+	UpperPending int64  `json:"upper-pending"`        // requests of front ends not yet completed
+	LowerPending int64  `json:"lower-pending"`        // requests handed to the local disk
+	GI           GI     `json:"gi"`                   // generation identifiers and flags
+	LastError    string `json:"last-error,omitempty"` // why the disk was lost or the device is missing
+	Undo         int    `json:"undo,omitempty"`       // undo logs kept for this volume
+	// Unvouched: the node does not remember this disk: it was made anew, or the state file is gone. It is not in sync,
+	// whatever it says, until a resync under a term has ended.
+	Unvouched bool        `json:"unvouched,omitempty"`
+	Front     []FrontStat `json:"front-ends,omitempty"` // who has it open
 }
 
 // FrontStat is one user of a volume.
@@ -91,32 +99,38 @@ type PeerGI struct {
 
 // PeerStatus is the connection to one peer.
 type PeerStatus struct {
-	Name        string             `json:"name"`
-	NodeID      int                `json:"peer-node-id"`
-	Address     string             `json:"address"`              // the peer's
-	Connection  string             `json:"connection-state"`     // StandAlone ... Connected
-	Role        string             `json:"peer-role"`            // Primary, Secondary, Unknown
-	Protocol    string             `json:"protocol"`             // A, B, C
-	WireVersion int                `json:"wire-version"`         // agreed protocol version, 0: none
-	TLS         bool               `json:"tls"`                  // the sockets are encrypted
-	Congested   bool               `json:"congested"`            // the send buffer is full
-	InFlight    int64              `json:"ap-in-flight"`         // bytes of application writes not yet acknowledged
-	LastError   string             `json:"last-error,omitempty"` // why the link went down last
-	Volumes     []PeerVolumeStatus `json:"peer-devices"`         // by number
+	Name        string `json:"name"`
+	NodeID      int    `json:"peer-node-id"`
+	Address     string `json:"address"`              // the peer's
+	Connection  string `json:"connection-state"`     // StandAlone ... Connected
+	Role        string `json:"peer-role"`            // Primary, Secondary, Unknown
+	Protocol    string `json:"protocol"`             // A, B, C
+	WireVersion int    `json:"wire-version"`         // agreed protocol version, 0: none
+	TLS         bool   `json:"tls"`                  // the sockets are encrypted
+	Congested   bool   `json:"congested"`            // the send buffer is full
+	InFlight    int64  `json:"ap-in-flight"`         // bytes of application writes not yet acknowledged
+	LastError   string `json:"last-error,omitempty"` // why the link went down last
+	// TermEnforced: the peer refuses writes of a lower term than it has seen. Without (a DRBD kernel, an older hawser, a
+	// resource that is not coordinated there) only the lease keeps two writers apart.
+	TermEnforced bool               `json:"term-enforced"`
+	Term         uint64             `json:"peer-term,omitempty"` // the last it told
+	Promised     int64              `json:"promised,omitempty"`  // until when it has promised this Primary not to run, CLOCK_BOOTTIME in ns
+	Volumes      []PeerVolumeStatus `json:"peer-devices"`        // by number
 }
 
 // PeerVolumeStatus is one volume as seen over one connection.
 type PeerVolumeStatus struct {
 	Number      int       `json:"volume"`
-	Replication string    `json:"replication-state"` // Off, Established, SyncSource, ...
-	DiskState   string    `json:"peer-disk-state"`   // DUnknown while nobody knows
-	OutOfSync   int64     `json:"out-of-sync"`       // bytes marked in the bitmap
-	Paused      []string  `json:"resync-suspended"`  // user, peer, dependency; empty: not paused
-	Sent        int64     `json:"sent"`              // bytes
-	Received    int64     `json:"received"`          // bytes
-	Pending     int64     `json:"pending"`           // requests to the peer not yet answered
-	Unacked     int64     `json:"unacked"`           // requests of the peer that we have not answered
-	Sync        *Progress `json:"sync,omitempty"`    // of the resync or verify that runs
+	Replication string    `json:"replication-state"`     // Off, Established, SyncSource, ...
+	DiskState   string    `json:"peer-disk-state"`       // DUnknown while nobody knows
+	OutOfSync   int64     `json:"out-of-sync"`           // bytes marked in the bitmap
+	DeviceUUID  UUID      `json:"device-uuid,omitempty"` // of the peer's disk, where terms are enforced
+	Paused      []string  `json:"resync-suspended"`      // user, peer, dependency; empty: not paused
+	Sent        int64     `json:"sent"`                  // bytes
+	Received    int64     `json:"received"`              // bytes
+	Pending     int64     `json:"pending"`               // requests to the peer not yet answered
+	Unacked     int64     `json:"unacked"`               // requests of the peer that we have not answered
+	Sync        *Progress `json:"sync,omitempty"`        // of the resync or verify that runs
 	LastSync    *Progress `json:"last-sync,omitempty"`
 }
 
