@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hawser-ha/hawser/agent/config"
+	"github.com/hawser-ha/hawser/agent/metrics"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
 
@@ -33,6 +34,7 @@ type Agent struct {
 	log     *slog.Logger
 	started time.Time
 	hub     control.Hub
+	metrics *metrics.Exporter
 	wg      sync.WaitGroup
 	ctx     context.Context // ends with Run; commands outlive the request that brought them, but not the agent
 
@@ -55,6 +57,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		_ = l.Close() // the server closed the listener; this gives up the lock
 	}()
 	a.ctx = ctx
+	a.metrics = metrics.New(metrics.Options{Log: a.log, Look: a.snapshot, Programs: metrics.DefaultPrograms()})
+	a.wg.Go(func() { a.metrics.Run(ctx) })
 	if set, err := config.Load(cfg.Node.ResourcesDir); err != nil {
 		for _, e := range config.Errors(err) {
 			a.log.Error("resource file refused", "err", e)

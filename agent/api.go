@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hawser-ha/hawser/agent/config"
@@ -69,6 +70,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 		control.WriteJSON(w, Version{a.cfg.Version, a.cfg.Node.Node})
 	})
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) { control.WriteJSON(w, a.status(r.Context(), "")) })
+	mux.Handle("GET /metrics", a.metrics)
 	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, r *http.Request) { a.events(w, r, r.URL.Query().Get("resource")) })
 	mux.HandleFunc("GET /v1/resources/{name}/status", a.getStatus)
 	mux.HandleFunc("GET /v1/resources/{name}/events", func(w http.ResponseWriter, r *http.Request) { a.events(w, r, r.PathValue("name")) })
@@ -125,11 +127,15 @@ func (a *Agent) status(ctx context.Context, name string) *NodeStatus {
 			}
 		}
 	}
-	for _, n := range names {
-		if name == "" || n == name {
-			st.Resources = append(st.Resources, a.resourceStatus(ctx, set, n))
-		}
+	if name != "" {
+		names = slices.DeleteFunc(names, func(n string) bool { return n != name })
 	}
+	st.Resources = make([]ResourceStatus, len(names))
+	var wg sync.WaitGroup
+	for i, n := range names { // side by side: one that hangs holds up the answer only once
+		wg.Go(func() { st.Resources[i] = a.resourceStatus(ctx, set, n) })
+	}
+	wg.Wait()
 	return st
 }
 
