@@ -78,6 +78,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("GET /v1/resources/{name}/definition", a.getDefinition)
 	mux.HandleFunc("GET /v1/resources/{name}/{what...}", a.inspect)
 	mux.HandleFunc("POST /v1/resources/{name}/create-md", a.postCreateMD)
+	mux.HandleFunc("POST /v1/resources/{name}/convert-md", a.postConvertMD)
 	mux.HandleFunc("POST /v1/resources/{name}/up", a.postUp)
 	mux.HandleFunc("POST /v1/resources/{name}/down", a.postDown)
 	mux.HandleFunc("POST /v1/resources/{name}/adjust", a.postAdjust)
@@ -321,7 +322,22 @@ func (a *Agent) postCreateMD(w http.ResponseWriter, r *http.Request) {
 		control.WriteError(w, err)
 		return
 	}
-	out, err := a.createMD(r.PathValue("name"), o)
+	out, err := a.onDisks(r.PathValue("name"), &Task{Verb: TaskCreateMD, Create: o, Volume: o.Volume})
+	writeTask(w, out, err)
+}
+
+func (a *Agent) postConvertMD(w http.ResponseWriter, r *http.Request) {
+	var o control.ConvertMDOptions
+	if err := control.ReadJSON(r, &o); err != nil {
+		control.WriteError(w, err)
+		return
+	}
+	out, err := a.onDisks(r.PathValue("name"), &Task{Verb: TaskConvertMD, Convert: o, Volume: o.Volume})
+	writeTask(w, out, err)
+}
+
+// writeTask answers with what a task printed.
+func writeTask(w http.ResponseWriter, out []byte, err error) {
 	if err != nil {
 		control.WriteError(w, err)
 		return
@@ -330,7 +346,8 @@ func (a *Agent) postCreateMD(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(out) // the client has gone: nobody to tell
 }
 
-func (a *Agent) createMD(name string, o control.CreateMDOptions) ([]byte, error) {
+// onDisks has a task done on the disks of a resource that is down.
+func (a *Agent) onDisks(name string, t *Task) ([]byte, error) {
 	_, def, err := a.definition(name)
 	if err != nil {
 		return nil, err
@@ -344,14 +361,17 @@ func (a *Agent) createMD(name string, o control.CreateMDOptions) ([]byte, error)
 	defer unlock()
 	if _, served := control.Served(a.cfg.Node.ReplicatorSocket(name)); served {
 		return nil, control.Errorf(control.Running, "it is up").On(name, control.All, "").
-			WithRule("metadata is made only while a resource is down").WithHint("hawser down " + name)
+			WithRule("metadata is made or converted only while a resource is down").WithHint("hawser down " + name)
 	}
 	if err := a.checkDisks(def); err != nil {
 		return nil, err
 	}
-	growFiles(def)
+	if t.Verb == TaskCreateMD {
+		growFiles(def)
+	}
+	t.Definition = *def
 	var out strings.Builder
-	if err := a.task(ctx, &Task{Verb: TaskCreateMD, Definition: *def, Create: o, Volume: o.Volume}, &out); err != nil {
+	if err := a.task(ctx, t, &out); err != nil {
 		return nil, err
 	}
 	return []byte(out.String()), nil

@@ -22,16 +22,18 @@ const (
 
 // Task is what a short-lived replicator process does for a resource that is down: the agent touches no disk itself.
 type Task struct {
-	Verb       string                  `json:"verb"` // create-md, show-gi, dump-md, undo-list, undo-export
-	Definition control.Definition      `json:"definition"`
-	Create     control.CreateMDOptions `json:"create"`
-	Volume     int                     `json:"volume"`
-	Undo       string                  `json:"undo"`
+	Verb       string                   `json:"verb"` // create-md, convert-md, show-gi, dump-md, undo-list, undo-export
+	Definition control.Definition       `json:"definition"`
+	Create     control.CreateMDOptions  `json:"create"`
+	Convert    control.ConvertMDOptions `json:"convert"`
+	Volume     int                      `json:"volume"`
+	Undo       string                   `json:"undo"`
 }
 
 // Tasks that a replicator process knows.
 const (
 	TaskCreateMD   = "create-md"
+	TaskConvertMD  = "convert-md"
 	TaskShowGI     = "show-gi"
 	TaskDumpMD     = "dump-md"
 	TaskUndoList   = "undo-list"

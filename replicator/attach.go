@@ -208,9 +208,9 @@ func (r *Resource) openDisk(def *control.Definition, d *control.VolumeDef) (_ *o
 		return nil, err
 	}
 	if o.md.Super().Version == 8 {
-		if o.md, err = r.adopt(def, o, dev, kind, index); err != nil {
-			return nil, err
-		}
+		return nil, control.Errorf(control.Confirm, "%s has version 8 metadata, of DRBD 8.4", d.Disk).
+			WithRule("metadata is converted only when asked to").
+			WithHint("hawser convert-md " + r.name + " makes it version 9 in place: data, bitmap and generation stay")
 	}
 	marked, err := o.md.ApplyAL()
 	if err != nil {
@@ -275,23 +275,6 @@ func openMeta(size int64, dev meta.Device, kind meta.Kind, index int, lastSizes 
 		return meta.Find(dev, lastSizes...)
 	}
 	return meta.Open(size, dev, kind, index)
-}
-
-// adopt turns version 8 metadata into version 9 in place, if the options allow it.
-func (r *Resource) adopt(def *control.Definition, o *opened, dev meta.Device, kind meta.Kind, index int) (*meta.Store, error) {
-	if !r.opts.AdoptV08 {
-		return nil, control.Errorf(control.Confirm, "the disk has version 8 metadata of DRBD 8.4").
-			WithRule("metadata is converted only when asked to").
-			WithHint("start the resource once with --adopt: data, bitmap and generation stay, DRBD 9 tools read it then")
-	}
-	peer := int32(-1)
-	for _, p := range def.Peers {
-		if !p.Diskless {
-			peer = int32(p.NodeID)
-			break
-		}
-	}
-	return meta.ConvertV08(o.store.Size(), dev, kind, index, meta.ConvertOptions{NodeID: int32(def.NodeID), PeerNodeID: peer})
 }
 
 // fillInfo reads what the Machine must know of the disk.

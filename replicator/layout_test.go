@@ -72,12 +72,30 @@ func TestAdoptV08(t *testing.T) {
 		t.Fatalf("converted without being asked: %v", err)
 	}
 	n.stop(t)
-	n = startOpts(t, a, Options{AdoptV08: true})
+	for _, dry := range []bool{true, false, false} { // the last finds nothing to do
+		did, err := ConvertMD(testLog(t, "a"), &a, control.ConvertMDOptions{Volume: control.All, To: 9, DryRun: dry})
+		must(t, err)
+		t.Logf("%+v", did)
+	}
+	n = start(t, a)
 	must(t, n.Attach(ctxFor(t), 0))
 	gi, err := n.ShowGI(ctxFor(t), 0)
 	must(t, err)
 	if gi.Current != 0x1234567890abcdee || !gi.Consistent {
 		t.Errorf("generation %+v", gi)
+	}
+	n.stop(t)
+	if _, err := ConvertMD(testLog(t, "a"), &a, control.ConvertMDOptions{Volume: control.All, To: 7}); !errors.Is(err, control.Usage) {
+		t.Errorf("version 7: %v", err)
+	}
+	back, err := ConvertMD(testLog(t, "a"), &a, control.ConvertMDOptions{Volume: 0, To: 8})
+	must(t, err)
+	if want := (control.ConvertMDResult{Volume: 0, Disk: a.Volumes[0].Disk, From: 9, To: 8, Current: gi.Current, Converted: true}); len(back) != 1 || back[0] != want {
+		t.Errorf("%+v, want %+v", back, want)
+	}
+	n = start(t, a)
+	if err := n.Attach(ctxFor(t), 0); !errors.Is(err, control.Confirm) {
+		t.Errorf("attached metadata of version 8: %v", err)
 	}
 }
 

@@ -35,7 +35,6 @@ const (
 
 // Options are what a Resource needs beside its definition. The zero value is good.
 type Options struct {
-	AdoptV08  bool          // convert version 8 metadata in place
 	DeviceDir string        // where the links RES/VOL to the devices are made; "" is /dev/hawser
 	StateDir  string        // where the sizes of the disks are remembered over restarts; "": nowhere
 	RunDir    string        // where FUSE mounts go; "" is /run/hawser/replicator

@@ -59,7 +59,7 @@ func lifeCommands() []*cobra.Command {
 			return nil
 		}),
 	}
-	return []*cobra.Command{createMDCommand(), up, down, adjustCommand(),
+	return []*cobra.Command{createMDCommand(), convertMDCommand(), up, down, adjustCommand(),
 		verb(groupLife, "attach", "RES[/VOL]...", "Open the local disk"),
 		with(verb(groupLife, "detach", "RES[/VOL]...", "Close the local disk"), func(c *cobra.Command) {
 			c.Flags().Bool("force", false, "without waiting for requests that hang")

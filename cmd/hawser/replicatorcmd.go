@@ -236,6 +236,13 @@ func runTask(ctx context.Context, log *slog.Logger, in io.Reader, out io.Writer)
 		}
 		return json.NewEncoder(out).Encode(results)
 	}
+	if t.Verb == agent.TaskConvertMD {
+		results, err := replicator.ConvertMD(log, &t.Definition, t.Convert)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(out).Encode(results)
+	}
 	res, err := replicator.New(log, t.Definition, replicator.Options{})
 	if err != nil {
 		return err

@@ -94,6 +94,24 @@ type CreateMDOptions struct {
 	DryRun bool `json:"dry-run"` // only say what would happen
 }
 
+// ConvertMDOptions is how the metadata of a resource that is down changes its version.
+type ConvertMDOptions struct {
+	Volume int  `json:"volume"`  // All: every volume
+	To     int  `json:"to"`      // 8 (DRBD 8.4 in the kernel) or 9
+	DryRun bool `json:"dry-run"` // only say what would happen
+}
+
+// ConvertMDResult is what was, or would be, done to one volume.
+type ConvertMDResult struct {
+	Volume    int    `json:"volume"`
+	Disk      string `json:"disk"`
+	From      int    `json:"from"`         // version found
+	To        int    `json:"to"`           // version asked for
+	Current   UUID   `json:"current-uuid"` // generation, which stays
+	Clean     bool   `json:"clean"`        // the activity log was replayed; else that is done at the next attach
+	Converted bool   `json:"converted"`    // it was done
+}
+
 // CreateMDResult is what was, or would be, done to one volume.
 type CreateMDResult struct {
 	Volume   int    `json:"volume"`
