@@ -71,11 +71,11 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		data, merr := json.Marshal(control.AsError(err))
 		if merr == nil {
 			fmt.Fprintln(stderr, string(data))
-			return control.ExitCode(err)
+			return exitCode(err)
 		}
 	}
 	printError(stderr, err)
-	return control.ExitCode(err)
+	return exitCode(err)
 }
 
 // printError says what went wrong, where, and what to do next; a joined error takes several lines.
@@ -135,7 +135,7 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 	root.AddCommand(useCommands()...)
 	root.AddCommand(dataCommands()...)
 	root.AddCommand(lookCommands()...)
-	root.AddCommand(agentCommand(), replicatorCommand(), manCommand())
+	root.AddCommand(agentCommand(), replicatorCommand(), manCommand(), pacemakerCommand())
 	return root
 }
 
