@@ -87,6 +87,7 @@ func (r *Resource) check(c *complaints) {
 	r.checkHandlers(c)
 	r.checkLinks(c)
 	r.checkNBD(c)
+	r.checkServices(c)
 }
 
 // checkOptions looks at names and values on their own.

@@ -102,7 +102,7 @@ func CheckSet(resources []Resource) ([]Resource, error) {
 			good = append(good, *r)
 		}
 	}
-	return good, join(list)
+	return good, join(append(list, checkServiceSet(resources)...))
 }
 
 // claimAddresses notes where node j is reached.

@@ -176,7 +176,7 @@ const (
 func (p *parser) resource(n *yaml.Node) *Resource {
 	r := &Resource{}
 	p.at[""] = pos{n.Line, n.Column}
-	known := []string{"resource", "nodes", "volumes", "connections", "net", "disk", "options", "nbd", "handlers"}
+	known := []string{"resource", "nodes", "volumes", "connections", "net", "disk", "options", "nbd", "handlers", "services"}
 	p.mapping(n, "", known, func(key, path string, v *yaml.Node) {
 		switch key {
 		case "resource":
@@ -197,6 +197,8 @@ func (p *parser) resource(n *yaml.Node) *Resource {
 			r.NBD = p.options(v, path)
 		case "handlers":
 			r.Handlers = p.options(v, path)
+		case "services":
+			r.Services = p.services(v, path)
 		}
 	})
 	return r

@@ -20,6 +20,7 @@ type Resource struct {
 	Options     Options
 	NBD         Options
 	Handlers    Options // name to shell command
+	Services    Services
 
 	File string         // where it was read from, "" for none
 	at   map[string]pos // of each path in it
@@ -110,6 +111,7 @@ func Marshal(r Resource) []byte {
 	put(doc, "options", r.Options.node())
 	put(doc, "nbd", r.NBD.node())
 	put(doc, "handlers", r.Handlers.node())
+	put(doc, "services", r.Services.node())
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
