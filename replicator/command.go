@@ -68,6 +68,7 @@ var codes = []struct {
 	{core.ErrBusy, control.Busy, "one resync or verify at a time"},
 	{core.ErrTwice, control.Busy, "one change at a time"},
 	{core.ErrAlgorithm, control.NoAlgorithm, "verify-alg must be set"},
+	{core.ErrPeerUnknown, control.PeerUnknown, "with fencing, a peer that is not connected must be known not to write"},
 	{core.ErrTooSmall, control.TooSmall, "a disk is never smaller than the data"},
 	{core.ErrIO, control.DiskError, ""},
 }

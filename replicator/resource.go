@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -397,7 +398,12 @@ func (r *Resource) note(e *core.Effect) {
 	if vol < 0 {
 		vol = control.All
 	}
-	r.hub.Publish(control.Event{Kind: control.EventNote, Resource: r.name, Volume: vol, Peer: r.peerName(e.Peer), Name: e.Note, Text: text})
+	if q, ok := e.Cmd.(*core.QuestionView); ok {
+		r.hub.Publish(control.Event{Kind: control.EventQuestion, Resource: r.name, Volume: vol, Peer: r.peerName(e.Peer),
+			Name: strings.TrimPrefix(e.Note, "question "), Question: r.question(q), Text: q.Text})
+	} else {
+		r.hub.Publish(control.Event{Kind: control.EventNote, Resource: r.name, Volume: vol, Peer: r.peerName(e.Peer), Name: e.Note, Text: text})
+	}
 	w := r.m.View()
 	for _, ev := range r.sample(&w, now()) { // now: a short resync is over before anybody looks again
 		ev.Resource = r.name

@@ -84,6 +84,13 @@ func (r *Resource) Status() *control.Status {
 	if w.NoData {
 		s.Suspended = append(s.Suspended, "no-data")
 	}
+	if w.Fencing {
+		s.Suspended = append(s.Suspended, "fencing")
+	}
+	s.Coordination = control.CoordinationNone
+	for i := range w.Questions {
+		s.Questions = append(s.Questions, *r.question(&w.Questions[i]))
+	}
 	for i := range w.Volumes {
 		v := r.volumeStatus(def, &w.Volumes[i])
 		v.Undo = kept[v.Number]
@@ -101,6 +108,12 @@ func (r *Resource) Status() *control.Status {
 		}
 	}
 	return s
+}
+
+// question is an open question.
+func (r *Resource) question(q *core.QuestionView) *control.Question {
+	return &control.Question{ID: q.ID, Peer: r.peerName(q.Peer), Why: q.Why, Seq: q.Seq, NotBefore: int64(q.NotBefore), Promotion: q.Promotion,
+		Since: time.Now().Add(-time.Duration(now() - q.Since))}
 }
 
 // volumeStatus is one volume. r.mu is held.
@@ -315,6 +328,8 @@ func (r *Resource) states(w *core.View) []stateValue {
 		susp = "user"
 	case w.NoData:
 		susp = "no-data"
+	case w.Fencing:
+		susp = "fencing"
 	}
 	out = append(out, stateValue{stateKey{control.All, "", control.FieldSuspended}, susp})
 	for i := range w.Peers {

@@ -556,6 +556,8 @@ func (r *Resource) checkLink(c *complaints, path, diskPath string, own, all, own
 		{"after-sb-1pri", "call-pri-lost-after-sb", net.AfterSB1Pri, "pri-lost-after-sb"},
 		{"after-sb-2pri", "call-pri-lost-after-sb", net.AfterSB2Pri, "pri-lost-after-sb"},
 		{"rr-conflict", "call-pri-lost", net.RRConflict, "pri-lost"},
+		{"fencing", "resource-only", net.Fencing, "fence-peer"},
+		{"fencing", "resource-and-stonith", net.Fencing, "fence-peer"},
 	} {
 		if _, ok := own.Get(x.option); ok && x.have == x.value {
 			r.needHandler(c, path+"."+x.option, x.value, x.handler)

@@ -48,7 +48,6 @@ const (
 	tenth       = 100 * time.Millisecond
 	discardNode = "discard-node-"
 	none        = "none"
-	noFencing   = "a Primary that loses its peer does not freeze its I/O and asks no handler; what must not happen twice is for the cluster to prevent"
 )
 
 // Algorithms the replicator implements.
@@ -125,7 +124,7 @@ var table = []option{
 	{name: "use-rle", section: inNet, kind: kindBool, def: "yes",
 		set: func(t target, v value) { t.net.UseRLE = v.b }},
 	{name: "fencing", section: inNet, kind: kindEnum, def: "dont-care", enum: []string{"dont-care", "resource-only",
-		"resource-and-stonith"}, refuse: map[string]string{"resource-only": noFencing, "resource-and-stonith": noFencing},
+		"resource-and-stonith"},
 		set: func(t target, v value) { t.net.Fencing = v.s }},
 
 	{name: "on-io-error", section: inDisk, kind: kindEnum, def: "detach", enum: []string{"detach", "pass_on",
@@ -249,13 +248,11 @@ func optionNames(in ...section) []string {
 
 // handlers are the programs a node runs for a resource, by sh -c.
 var handlers = []string{"split-brain", "initial-split-brain", "before-resync-target", "after-resync-target", "local-io-error", "pri-lost",
-	"pri-lost-after-sb"}
+	"pri-lost-after-sb", "fence-peer", "unfence-peer"}
 
 // refusedHandlers are those of drbd.conf that nothing would ever call.
 var refusedHandlers = map[string]string{
-	"fence-peer":           noFencing,
-	"outdate-peer":         noFencing,
-	"unfence-peer":         noFencing,
+	"outdate-peer":         "it has another name now: fence-peer",
 	"before-resync-source": "only the target of a resync runs handlers",
 	"pri-on-incon-degr":    "a Primary whose data is in reach of nobody answers as on-no-data-accessible says",
 	"out-of-sync":          "what a verify finds is in the events and the status",

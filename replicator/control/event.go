@@ -12,7 +12,7 @@ const (
 	EventState    = "state"    // Field changed From to To
 	EventSync     = "sync"     // a resync or verify began, ended or moved on (Text: started, progress, done, aborted)
 	EventNote     = "note"     // something worth telling: split brain detected, a digest mismatch, metadata damage
-	EventQuestion = "question" // Question was opened or closed (Text says which, and why)
+	EventQuestion = "question" // Question was opened, closed, or unanswered (Name); Text says why
 	EventHandler  = "handler"  // run the user's handler Name; answer with HandlerResult(Handler)
 	EventLost     = "lost"     // events before this one were dropped; a status follows
 	EventDown     = "down"     // the resource is down; the stream ends

@@ -34,6 +34,8 @@ var (
 	// ErrUndo is what the caller gives DiskDone when the undo log could not take the blocks a request would overwrite.
 	ErrUndo     = errors.New("the undo log cannot take what would be overwritten")
 	ErrTooSmall = errors.New("the disk is smaller than the volume")
+	// ErrPeerUnknown: the handler fence-peer does not say what a lost peer does.
+	ErrPeerUnknown = errors.New("the peer is not fenced")
 )
 
 // Kind says what a Request is.
@@ -130,7 +132,8 @@ const (
 	SizeChanged
 	// Result answers the command Cmd with Err.
 	Result
-	// Event is something worth telling: Note says what, Vol and Peer where (-1: not applicable).
+	// Event is something worth telling: Note says what, Vol and Peer where (-1: not applicable). About a question Cmd is its
+	// *QuestionView.
 	Event
 	// RunHandler runs the user's handler named Note (split-brain, pri-lost, local-io-error, before-resync-target, ...).
 	// With a Token the Machine waits for the outcome. [HandlerDone with Token]
@@ -191,6 +194,8 @@ type Config struct {
 	Rand            func() uint64
 	SuspendOnNoData bool // on-no-data-accessible suspend-io
 	BeforeTarget    bool // there is a handler before-resync-target
+	// Coordinated: an arbiter grants licences to write (licence.go). Without, the option fencing of the peers counts.
+	Coordinated bool
 }
 
 // VolumeConfig is one volume.

@@ -345,15 +345,65 @@ func (m *Machine) askGoodbye(p *peer, cmd any) {
 		m.result(cmd, nil)
 		return
 	}
-	m.askPeer(p, -1, maskConn, wire.State(wire.Disconnecting)<<4, func(err error) {
-		if err != nil && !errors.Is(err, ErrLinkLost) {
+	mask, val := maskConn, wire.State(wire.Disconnecting)<<4
+	primary := m.role == wire.Primary && m.fences(p)
+	if primary { // it may go only if it says that its data is old from then on
+		mask, val = mask|maskPDsk, val|wire.State(wire.Outdated)<<13
+	}
+	m.askPeer(p, -1, mask, val, func(err error) {
+		switch {
+		case errors.Is(err, errNotOutdated):
+			m.outdateAndGo(p, cmd)
+			return
+		case err != nil && !errors.Is(err, ErrLinkLost):
 			m.result(cmd, err)
 			return
+		case err == nil && primary:
+			m.peerOutdated(p)
 		}
 		m.retryOff(p)
 		m.standAlone(p, errors.New("disconnected by command"))
 		m.result(cmd, nil)
 	})
+}
+
+// outdateAndGo: the peer is Primary with fencing, and lets us go only when our data is marked as old (section 26).
+func (m *Machine) outdateAndGo(p *peer, cmd any) {
+	m.askPeer(p, -1, maskConn|maskDisk, wire.State(wire.Disconnecting)<<4|wire.State(wire.Outdated)<<9, func(err error) {
+		if err != nil && !errors.Is(err, ErrLinkLost) {
+			m.result(cmd, err)
+			return
+		}
+		if err == nil {
+			for _, v := range m.vols {
+				m.outdated(v, p.idx)
+			}
+		}
+		m.retryOff(p)
+		m.standAlone(p, errors.New("disconnected by command"))
+		m.result(cmd, nil)
+	})
+}
+
+// outdated marks our data as old: the peer goes on without us.
+func (m *Machine) outdated(v *volume, peer int) {
+	if v.disk <= wire.Outdated || m.role == wire.Primary {
+		return
+	}
+	v.disk = wire.Outdated
+	m.event(v.num, peer, "disk Outdated: the peer goes on alone", nil)
+	m.writeSuper(v, false, false, false, nil)
+}
+
+// peerOutdated: the peer said that its data is old from now on.
+func (m *Machine) peerOutdated(p *peer) {
+	for _, v := range m.vols {
+		if l := v.pv[p.idx]; l.disk > wire.Outdated {
+			was := l.disk
+			l.disk = wire.Outdated
+			m.contactLost(v, l, was)
+		}
+	}
 }
 
 func (m *Machine) copyBeside(v *volume, not *link) bool {

@@ -74,6 +74,7 @@ func (m *Machine) LinkUp(now Now, peer int, li LinkInfo) {
 	p.gate, p.drain, p.seqHold, p.flushing, p.flushUpTo = false, false, nil, 0, 0
 	p.pingSent, p.stall, p.lastData = 0, 0, now
 	p.why = nil
+	p.unfenced = false
 	p.setState(m, wire.WFReportParams, "")
 	n := &p.cfg.Net
 	m.send(p, -1, wire.Protocol).Ext = m.protocolBody(p)
@@ -128,7 +129,7 @@ func (m *Machine) stateWord(l *link, conn wire.Conn) wire.State {
 	for _, b := range [...]struct {
 		on  bool
 		bit wire.State
-	}{{m.suspUser, wire.Susp}, {m.suspNoD, wire.SuspNoD}, {l.userPause, wire.UserISP}, {l.afterPause, wire.AftrISP}, {l.peerPause, wire.PeerISP}} {
+	}{{m.suspUser, wire.Susp}, {m.suspNoD, wire.SuspNoD}, {m.fencing(), wire.SuspFen}, {l.userPause, wire.UserISP}, {l.afterPause, wire.AftrISP}, {l.peerPause, wire.PeerISP}} {
 		if b.on {
 			bits |= b.bit
 		}
@@ -506,6 +507,10 @@ func (m *Machine) linkGone(l *link) {
 
 // contactLost starts a new generation if from now on our data moves away from the peer's (17.2).
 func (m *Machine) contactLost(v *volume, l *link, was wire.Disk) {
+	m.review()
+	if m.undecided() {
+		return // the answer comes first (goOn): it may be that the peer goes on, and this data stays behind
+	}
 	if v.disk != wire.UpToDate || was != wire.Inconsistent && was != wire.Consistent && was != wire.UpToDate {
 		return
 	}

@@ -117,6 +117,7 @@ func (m *Machine) firstState(l *link, s wire.State, pdsk wire.Disk) error {
 		p.setState(m, wire.Connected, "")
 		m.result(p.cmdCon, nil)
 		p.cmdCon = nil
+		p.fenceAsked = false
 	}
 	l.conn = wire.Connected
 	if v.disk < wire.Negotiating || s.Disk() < wire.Negotiating {
@@ -143,6 +144,7 @@ func (m *Machine) oneDisk(l *link, s wire.State) error {
 	if v.disk >= wire.Outdated && (s.Role() == wire.Primary || m.role == wire.Primary) && s.Disk() < wire.Inconsistent {
 		m.newCurrent(v)
 	}
+	m.review()
 	m.dataBack()
 	return nil
 }
@@ -309,6 +311,8 @@ func (m *Machine) startBitmap(l *link, target bool, r genid.Result) {
 	case l.conn == wire.WFBitMapT && l.gotPeerBitmap: // the source was faster
 		m.bitmapMerged(l)
 	}
+	m.review()
+	m.unfence(l.p)
 	m.dataBack()
 	if attaching {
 		m.attached(v, nil)

@@ -25,6 +25,9 @@ type rig struct {
 	notes []string
 	down  bool // CloseLink was asked for
 	keep  bool // released requests are not recycled
+
+	asked   []Effect // handlers that were asked for
+	results map[any]error
 }
 
 func testNet() NetConfig {
@@ -38,7 +41,7 @@ func newRig(t testing.TB, n NetConfig) *rig {
 	cfg := Config{Rand: func() uint64 { seed = seed*6364136223846793005 + 1442695040888963407; return seed | 1<<40 }}
 	cfg.Volumes = []VolumeConfig{{OnIOError: "detach", ALUpdates: true, MaxBio: 64 << 10}}
 	cfg.Peers = []PeerConfig{{Name: "b", Net: n, Pace: pace.Params{ResyncRate: 1 << 20, MaxRate: 4 << 20}}}
-	r := &rig{t: t, m: New(cfg), now: 1e9, done: map[*Request]error{}, had: map[*Request]bool{}, keep: true}
+	r := &rig{t: t, m: New(cfg), now: 1e9, done: map[*Request]error{}, had: map[*Request]bool{}, keep: true, results: map[any]error{}}
 	r.m.Attach(r.now, 0, DiskInfo{Capacity: testSize, ALSlots: 67, ALBlocks: 8, Bitmaps: []*bitmap.Bitmap{bitmap.New(bitmap.BitsFor(testSize))},
 		Super: Super{Size: testSize, Current: 0x1000, Bitmap: []uint64{0}, Consistent: true, WasUpToDate: true, Peers: make([]SuperPeer, 1)}}, nil)
 	r.run()
@@ -112,6 +115,10 @@ func (r *rig) run() {
 				r.down = true
 			case CloseDisk:
 				r.m.DiskClosed(r.now, e.Vol)
+			case RunHandler:
+				r.asked = append(r.asked, e)
+			case Result:
+				r.results[e.Cmd] = e.Err
 			case Event:
 				r.notes = append(r.notes, e.Note)
 			}

@@ -25,6 +25,10 @@ type Machine struct {
 	promoting *roleChange
 	demoting  *roleChange
 
+	watch      bool // a question or a licence may keep requests waiting
+	questions  []*question
+	questionID uint64
+
 	openers int
 
 	reqs []*Request // by slot: block ids name them
@@ -93,6 +97,9 @@ type peer struct {
 	discard      bool // this connection discards my data
 	peerDiscard  bool
 	why          error // why it was lost last
+	fenceAsked   bool  // the handler fence-peer was asked since it was connected last
+	fenced       bool  // and said that it is fenced
+	unfenced     bool  // unfence-peer was run for this connection
 
 	// sender
 	epoch          uint32 // number of the current epoch
@@ -328,13 +335,13 @@ func (m *Machine) SuperDone(now Now, vol int, token uint64, err error) {
 }
 
 func (m *Machine) releaseHeld(v *volume) {
-	if v.hold > 0 {
+	if len(v.held) == 0 {
 		return
 	}
 	held := v.held
 	v.held = nil
 	for _, h := range held {
-		m.answer(h.r, h.err)
+		m.finish(h.r, h.err)
 	}
 }
 

@@ -125,7 +125,7 @@ func (m *Machine) releasePeer(r *Request) {
 		return
 	}
 	m.reconnect(p)
-	if pr := m.promoting; pr != nil && !pr.granted && len(pr.asked) == 0 {
+	if pr := m.promoting; pr != nil && !pr.granted && pr.fencing == 0 && len(pr.asked) == 0 {
 		m.promoteNext(pr)
 	}
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/hawser-ha/hawser/replicator/wire"
@@ -39,6 +40,9 @@ type asking struct {
 	since     Now
 }
 
+// errNotOutdated: a Primary lets us go only when our data is marked as old.
+var errNotOutdated = errors.New("it is Primary, and our disk is not Outdated")
+
 // codeError is a refusal.
 func codeError(code int32) error {
 	text := codeTexts[code]
@@ -46,6 +50,8 @@ func codeError(code int32) error {
 		text = fmt.Sprintf("code %d", code)
 	}
 	switch code {
+	case codeNotOutdated:
+		return fmt.Errorf("%w: %w", ErrRefusedByPeer, errNotOutdated)
 	case codeTwoPrimaries:
 		return fmt.Errorf("%w (%w: %s)", ErrPeerPrimary, ErrRefusedByPeer, text)
 	case codeConcurrent, codeRetry:
@@ -202,18 +208,13 @@ func (m *Machine) goodbye(p *peer, pkt *wire.Packet) {
 	if code < codeOK {
 		return
 	}
-	for _, v := range m.vols {
-		l := v.pv[p.idx]
-		if pkt.Mask&maskPDsk != 0 && pkt.State.PDsk() == wire.Outdated && v.disk > wire.Outdated && m.role != wire.Primary {
-			v.disk = wire.Outdated
-			m.event(v.num, p.idx, "disk Outdated: the peer left and goes on", nil)
-			m.writeSuper(v, false, false, false, nil)
+	if pkt.Mask&maskPDsk != 0 && pkt.State.PDsk() == wire.Outdated {
+		for _, v := range m.vols {
+			m.outdated(v, p.idx)
 		}
-		if pkt.Mask&maskDisk != 0 && pkt.State.Disk() == wire.Outdated && l.disk > wire.Outdated {
-			was := l.disk
-			l.disk = wire.Outdated
-			m.contactLost(v, l, was)
-		}
+	}
+	if pkt.Mask&maskDisk != 0 && pkt.State.Disk() == wire.Outdated {
+		m.peerOutdated(p)
 	}
 	p.state = wire.TearDown
 	m.event(-1, p.idx, "peer disconnects", nil)

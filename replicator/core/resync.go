@@ -149,8 +149,14 @@ func (m *Machine) bitmapMerged(l *link) {
 // one that nobody waits for any more is ignored.
 func (m *Machine) HandlerDone(now Now, vol, peer int, token uint64, code int) {
 	m.tick(now)
+	if token == 0 || vol < 0 {
+		if token != 0 {
+			m.fenceDone(token, code)
+		}
+		return
+	}
 	l := m.volume(vol).pv[peer]
-	if token == 0 || l.hook != token {
+	if l.hook != token {
 		return
 	}
 	l.hook = 0
@@ -674,6 +680,7 @@ func (m *Machine) resyncOver(l *link) {
 	}
 	l.rs.ctl, l.doubt = nil, nil
 	l.rs.ending = false
+	m.unfence(l.p)
 	e := m.emit(Event, l.v.num, l.p.idx)
 	e.Note, e.Off = "resync done", l.rs.total*bitmap.BlockSize
 	m.nextInLine(l.v)

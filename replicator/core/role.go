@@ -17,6 +17,9 @@ type roleChange struct {
 	open    int     // superblocks that are not durable yet
 	closed  bool    // demotion: no new requests
 	err     error
+
+	fencing  int   // peers that the handler fence-peer is asked about
+	fenceErr error // what it said of one that is not fenced
 }
 
 // Promote makes this node Primary on all volumes, with the consent of the connected peers.
@@ -31,12 +34,36 @@ func (m *Machine) Promote(now Now, force bool, cmd any) {
 		return
 	}
 	for _, v := range m.vols {
-		if err := m.mayLead(v, force); err != nil {
+		if err := m.mayLead(v, force); err != nil && !(v.disk == wire.Consistent && m.mayFence(v)) {
 			m.result(cmd, fmt.Errorf("volume %d: %w", v.num, err))
 			return
 		}
 	}
 	pr := &roleChange{cmd: cmd, force: force}
+	m.promoting = pr
+	if !m.fenceFirst(pr) {
+		m.promoteAsk(pr)
+	}
+}
+
+// mayFence says whether there is a lost peer which, once it is fenced, leaves this data as the newest.
+func (m *Machine) mayFence(v *volume) bool {
+	for _, l := range v.pv {
+		if m.fences(l.p) && m.unknown(l.p) {
+			return true
+		}
+	}
+	return false
+}
+
+// promoteAsk asks the connected peers for their consent.
+func (m *Machine) promoteAsk(pr *roleChange) {
+	for _, v := range m.vols {
+		if err := m.mayLead(v, pr.force); err != nil {
+			m.promoteFailed(pr, fmt.Errorf("volume %d: %w", v.num, err))
+			return
+		}
+	}
 	for _, p := range m.peers {
 		if p.state != wire.Connected {
 			continue
@@ -45,7 +72,6 @@ func (m *Machine) Promote(now Now, force bool, cmd any) {
 			pr.asked = append(pr.asked, v.pv[p.idx])
 		}
 	}
-	m.promoting = pr
 	m.promoteNext(pr)
 }
 
@@ -111,6 +137,7 @@ func (m *Machine) promoteNext(pr *roleChange) {
 
 func (m *Machine) promoteFailed(pr *roleChange, err error) {
 	m.promoting = nil
+	m.dropQuestions("not promoted")
 	for _, v := range m.vols {
 		m.report(v) // peers that agreed hear that we are Secondary still
 	}
@@ -208,6 +235,10 @@ func (m *Machine) promoted(pr *roleChange) {
 		}
 	}
 	m.emit(RoleChanged, -1, -1)
+	m.review()
+	for _, p := range m.peers {
+		m.unfence(p)
+	}
 	m.result(pr.cmd, nil)
 }
 
@@ -232,8 +263,9 @@ func (m *Machine) Demote(now Now, force bool, cmd any) {
 		q := m.frozen
 		m.frozen = nil
 		for _, r := range q {
-			m.finish(r, ErrNotPrimary)
+			m.fail(r, ErrNotPrimary)
 		}
+		m.failHeld(ErrNotPrimary)
 	}
 	m.demoteIfIdle()
 }
@@ -257,6 +289,7 @@ func (m *Machine) demoteIfIdle() {
 	}
 	d.granted = true
 	m.role = wire.Secondary
+	m.dropQuestions("Secondary now")
 	d.open = len(m.vols)
 	for _, v := range m.vols {
 		v.sup.Current &^= 1
@@ -293,6 +326,7 @@ func (m *Machine) demoteForSplit() bool {
 		}
 	}
 	m.role = wire.Secondary
+	m.dropQuestions("Secondary now")
 	for _, v := range m.vols {
 		v.sup.Current &^= 1
 		m.writeSuper(v, true, true, false, nil)
@@ -318,8 +352,13 @@ func (m *Machine) Resume(now Now, cmd any) {
 	if m.suspNoD { // the operator has looked at it: what cannot be served fails
 		m.suspNoD = false
 	}
+	for _, p := range m.peers { // and knows what the lost peer does
+		if q := m.about(p); q != nil && m.fences(p) && !q.promotion {
+			m.closeQuestion(q, "resumed by command")
+		}
+	}
 	m.reportAll()
-	m.thaw()
+	m.goOn()
 	m.result(cmd, nil)
 }
 

@@ -13,6 +13,8 @@ type View struct {
 	Role      wire.Role
 	Suspended bool // by command
 	NoData    bool // suspended because no good copy is in reach
+	Fencing   bool // suspended until the handler fence-peer has answered
+	Questions []QuestionView
 	Volumes   []VolumeView
 	Peers     []PeerView
 }
@@ -62,7 +64,10 @@ type PeerView struct {
 
 // View takes a snapshot.
 func (m *Machine) View() View {
-	w := View{Role: m.role, Suspended: m.suspUser, NoData: m.suspNoD}
+	w := View{Role: m.role, Suspended: m.suspUser, NoData: m.suspNoD, Fencing: m.fencing()}
+	for _, q := range m.questions {
+		w.Questions = append(w.Questions, q.view())
+	}
 	for _, v := range m.vols {
 		vv := VolumeView{Number: v.num, Size: v.size, Disk: v.disk, UUIDs: v.sup, Read: v.reads, Written: v.writes, ALWrites: v.alWrites,
 			Pending: v.appBusy, OnDisk: v.local}

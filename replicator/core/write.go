@@ -24,7 +24,12 @@ func (m *Machine) Submit(now Now, r *Request) {
 		return
 	}
 	v.appBusy++
-	if m.suspended() {
+	m.enter(r)
+}
+
+// enter admits a request, or lets it wait.
+func (m *Machine) enter(r *Request) {
+	if m.suspended() || m.watch && m.mustWait(r) {
 		m.frozen = append(m.frozen, r)
 		return
 	}
@@ -89,7 +94,7 @@ func (m *Machine) thaw() {
 	q := m.frozen
 	m.frozen = nil
 	for _, r := range q {
-		m.admit(r)
+		m.enter(r)
 	}
 }
 
@@ -492,14 +497,42 @@ func (r *Request) logged() bool {
 	return false
 }
 
-// finish answers an application request, unless completions wait for a superblock.
+// finish answers an application request, unless completions wait for a superblock, an answer or a licence.
 func (m *Machine) finish(r *Request, err error) {
 	r.ended = true
-	if r.v.hold > 0 && r.Kind != AppRead {
+	if m.watch && !m.mayAnswer(r) && m.demoting != nil && m.demoting.force {
+		m.fail(r, err)
+		return
+	}
+	if r.v.hold > 0 && r.Kind != AppRead || m.watch && !m.mayAnswer(r) {
 		r.v.held = append(r.v.held, heldCompletion{r, err})
 		return
 	}
 	m.answer(r, err)
+}
+
+// fail answers a request whose outcome may not be told, whatever it is.
+func (m *Machine) fail(r *Request, err error) {
+	if err == nil {
+		err = ErrNotPrimary
+	}
+	r.ended = true
+	m.answer(r, err)
+}
+
+// failHeld fails the requests whose outcome may not be told.
+func (m *Machine) failHeld(err error) {
+	for _, v := range m.vols {
+		held := v.held
+		v.held = nil
+		for _, h := range held {
+			if m.watch && !m.mayAnswer(h.r) {
+				m.fail(h.r, err)
+			} else {
+				m.finish(h.r, h.err)
+			}
+		}
+	}
 }
 
 func (m *Machine) answer(r *Request, err error) {
