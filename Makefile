@@ -2,6 +2,8 @@
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
+# Where Pacemaker looks for resource agents.
+OCF_ROOT ?= /usr/lib/ocf
 GO      ?= go
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
@@ -10,7 +12,8 @@ LINT_VERSION := v2.15.0
 
 # Everything that demo, tests and benchmarks call beside Go. The only list.
 DEBS := e2fsprogs xfsprogs drbd-utils fio nbdkit libnbd-bin python3-libnbd qemu-utils bonnie++ jq shellcheck \
-        iproute2 nftables prometheus util-linux zstd qemu-system-x86 busybox-static kmod cpio xz-utils
+        iproute2 nftables prometheus util-linux zstd qemu-system-x86 busybox-static kmod cpio xz-utils \
+        pacemaker corosync pcs crmsh pacemaker-cli-utils resource-agents fence-agents openipmi ipmitool libxml2-utils procps
 # What bench measures beside them.
 BENCH_DEBS := glusterfs-server glusterfs-client qemu-system-common
 
@@ -18,7 +21,7 @@ FUZZTIME ?= 10s
 # Two cores are what a small machine has; a package with real processes wants room.
 TESTFLAGS ?= -p 2 -timeout 20m
 
-.PHONY: help build install demo test test-vm check bench deps fmt fuzz lint shell clean
+.PHONY: help build install demo test test-vm test-pacemaker check bench deps fmt fuzz lint shell clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 12
@@ -26,7 +29,7 @@ help: ## list the targets
 build: ## bin/hawser, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/hawser ./cmd/hawser
 
-install: build ## program, units, completion, sample configuration
+install: build ## program, units, resource agents, completion, sample configuration
 	install -D -m 755 bin/hawser $(DESTDIR)$(PREFIX)/sbin/hawser
 	install -d $(DESTDIR)/etc/hawser/resources.d
 	test -e $(DESTDIR)/etc/hawser/hawser.yaml || install -m 644 etc/hawser.yaml $(DESTDIR)/etc/hawser/hawser.yaml
@@ -34,6 +37,7 @@ install: build ## program, units, completion, sample configuration
 	for u in hawser-agent.service hawser-resources.service; do \
 		sed 's|/usr/local/sbin|$(PREFIX)/sbin|' etc/systemd/$$u >bin/$$u && \
 		install -D -m 644 bin/$$u $(DESTDIR)/lib/systemd/system/$$u || exit 1; done
+	for a in volume agent; do install -D -m 755 ocf/hawser/$$a $(DESTDIR)$(OCF_ROOT)/resource.d/hawser/$$a || exit 1; done
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/man/man8
 	bin/hawser completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/hawser
 	bin/hawser man >$(DESTDIR)$(PREFIX)/share/man/man8/hawser.8
@@ -51,6 +55,9 @@ test: deps build ## everything that must hold: vet, all tests with the race dete
 
 test-vm: deps ## the tests with real kernels, in virtual machines: minutes, and root
 	HAWSER_TEST_VM=1 $(GO) test -count=1 -p 1 -timeout 60m ./test/vm ./test/kernelpeer
+
+test-pacemaker: deps ## everything under real Pacemaker and Corosync (a part of it is in test): half an hour, and root
+	HAWSER_TEST_PACEMAKER=long $(GO) test -count=1 -timeout 60m -v ./test/pacemaker
 
 check: lint shell ## formatting, vet, linters, shell scripts
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run: make fmt"; exit 1; }
@@ -87,7 +94,9 @@ deps: ## the programs that tests call, by apt, if any is missing
 		command -v apt-get >/dev/null || { echo "install these programs: $$missing"; exit 1; }; \
 		if [ "$$(id -u)" -eq 0 ]; then su=; elif command -v sudo >/dev/null; then su=sudo; else echo "as root: apt-get install $$missing"; exit 1; fi; \
 		echo "installing: "$$missing; \
-		$$su env DEBIAN_FRONTEND=noninteractive sh -c "apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends $$(echo $$missing) || \
+		$$su env DEBIAN_FRONTEND=noninteractive sh -c "test -e /usr/sbin/policy-rc.d || { trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
+				printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d; }; \
+			apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends $$(echo $$missing) || \
 			{ apt-get -q -o DPkg::Lock::Timeout=600 update && apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends $$(echo $$missing); }"; }
 
 clean: ## what make has made
