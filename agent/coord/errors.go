@@ -7,25 +7,25 @@ import (
 )
 
 var (
-	// ErrConflict: somebody else changed what the change was decided on. Nothing was done; look again.
+	// ErrConflict means: somebody else changed what the change was decided on. Nothing was done; look again.
 	ErrConflict = errors.New("somebody else changed it")
-	// ErrUncertain: no answer. It may have been done, or may still be: read it back, or do the same again.
+	// ErrUncertain means: no answer. It may have been done, or may still be: read it back, or do the same again.
 	ErrUncertain = errors.New("no answer, the outcome is not known")
-	// ErrUnavailable: nobody answered, and nothing was done.
+	// ErrUnavailable means: nobody answered, and nothing was done.
 	ErrUnavailable = errors.New("the store does not answer")
-	// ErrRefused: the store answered that it does not do this: access, space, a wrong request. Nothing was done.
+	// ErrRefused means: the store answered that it does not do this: access, space, a wrong request. Nothing was done.
 	ErrRefused = errors.New("the store refuses")
-	// ErrNoSession: this node has no lease, or another agent has taken its place.
+	// ErrNoSession means: this node has no lease, or another agent has taken its place.
 	ErrNoSession = errors.New("this node has no valid lease")
-	// ErrNameTaken: another machine uses this node's name.
+	// ErrNameTaken means: another machine uses this node's name.
 	ErrNameTaken = errors.New("another machine has this node name")
-	// ErrNotInSync: this node's disks are not in the in-sync set.
+	// ErrNotInSync means: this node's disks are not in the in-sync set.
 	ErrNotInSync = errors.New("not in the in-sync set")
-	// ErrLeaseGone: the lease does not exist any more.
+	// ErrLeaseGone means: the lease does not exist any more.
 	ErrLeaseGone = errors.New("the lease is gone")
-	// ErrCompacted: changes since then are not kept any more.
+	// ErrCompacted means: changes since then are not kept any more.
 	ErrCompacted = errors.New("that revision is compacted")
-	// ErrStale: an answer older than one that was seen before, or from another cluster.
+	// ErrStale means: an answer older than one that was seen before, or from another cluster.
 	ErrStale = errors.New("the answer is out of date")
 )
 

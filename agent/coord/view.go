@@ -1,6 +1,7 @@
 package coord
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -299,7 +300,7 @@ func (b *builder) finish(v *View, dirty map[string]bool) {
 	b.last = v
 }
 
-// resource makes one of its keys, which are sorted: so is its history.
+// resource makes one of its keys.
 func (b *builder) resource(name string, keys []string) *Resource {
 	r := &Resource{Name: name, Status: map[string]*Status{}}
 	var bad error
@@ -349,6 +350,7 @@ func (b *builder) resource(name string, keys []string) *Resource {
 			r.History = append(r.History, e)
 		}
 	}
+	slices.SortStableFunc(r.History, func(a, b Entry) int { return cmp.Compare(a.Rev, b.Rev) }) // clocks of nodes differ
 	if bad != nil {
 		r.Problem = bad.Error()
 	}

@@ -27,7 +27,7 @@ type Client struct {
 	mu    sync.Mutex // guards what follows
 	f     Faults
 	cut   bool
-	hang  bool // a cut call waits until its context ends
+	hang  bool // a call that nobody answers takes its time
 	deaf  bool // streams are silent
 	liars bool // renewals are answered: there is no such lease
 	mark  coord.Watermark
@@ -81,7 +81,7 @@ func (c *Client) call(ctx context.Context, lost error, f func() error) error {
 	c.mu.Lock()
 	faults, cut := c.f, c.cut
 	c.mu.Unlock()
-	if cut || c.chance(faults.LoseRequest) {
+	if cut || ctx.Err() != nil || c.chance(faults.LoseRequest) {
 		return c.silence(ctx, lost)
 	}
 	if faults.DelayMax > 0 && c.s.timed {
@@ -108,7 +108,10 @@ func (c *Client) call(ctx context.Context, lost error, f func() error) error {
 // silence is a call that nobody answers.
 func (c *Client) silence(ctx context.Context, lost error) error {
 	if c.hang {
-		<-ctx.Done()
+		select {
+		case <-ctx.Done():
+		case <-time.After(c.s.timeout):
+		}
 	}
 	return fmt.Errorf("%s: %w", c.Name, lost)
 }

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -16,12 +17,15 @@ import (
 type Options struct {
 	Seed  uint64
 	Clock func() int64 // ns; nil: package time, and leases run out by themselves
+	// RPCTimeout is how long a call that nobody answers takes; 0: two seconds. With Clock it takes no time.
+	RPCTimeout time.Duration
 }
 
 // Server is the store. Safe for concurrent use.
 type Server struct {
-	clock func() int64
-	timed bool
+	clock   func() int64
+	timed   bool
+	timeout time.Duration
 
 	mu      sync.Mutex // guards what follows
 	rng     *rand.Rand
@@ -45,7 +49,7 @@ type lease struct {
 // New makes an empty store. Close stops its timers.
 func New(o Options) *Server {
 	start := time.Now()
-	s := &Server{clock: o.Clock, rng: rand.New(rand.NewPCG(o.Seed, 0)), rev: 1, term: 2, kvs: map[string]coord.KV{}, leases: map[coord.LeaseID]*lease{},
+	s := &Server{clock: o.Clock, timeout: cmp.Or(o.RPCTimeout, 2*time.Second), rng: rand.New(rand.NewPCG(o.Seed, 0)), rev: 1, term: 2, kvs: map[string]coord.KV{}, leases: map[coord.LeaseID]*lease{},
 		waiting: map[*watcher]bool{}}
 	if s.clock == nil {
 		s.timed = true
@@ -98,6 +102,13 @@ func (s *Server) Dump() []coord.KV {
 	defer s.mu.Unlock()
 	s.expire()
 	return s.scan("")
+}
+
+// Log lists every change since the last Compact.
+func (s *Server) Log() []coord.Change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.log)
 }
 
 func (s *Server) header() coord.Header {

@@ -1,0 +1,2 @@
+// Package conformance says what a coord.Backend must do; each one runs it.
+package conformance
