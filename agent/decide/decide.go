@@ -42,6 +42,9 @@ func plan(why Reason, detail string, actions ...Action) Plan {
 // mine: this node holds the key.
 func mine(v *View) Plan {
 	l := &v.Local
+	if v.Truth.Holder.Released && l.Role != Primary {
+		return plan(StepBack, "", Action{Kind: Release})
+	}
 	if p, ok := guard(v); ok {
 		return p
 	}
@@ -182,8 +185,8 @@ func guard(v *View) (Plan, bool) {
 			gone = append(gone, name)
 		}
 	}
-	// Answered already, and the replicator waits for its own promise to end, or has not said so yet.
-	done := l.Write != nil && l.Write.Seq >= set.Seq && len(gone) == 0 && answers > 0 && answered(v, answers)
+	// Answered already: the replicator waits for its own promise to end, or has not said yet that it does not.
+	done := l.Write != nil && l.Write.Seq >= set.Seq && len(gone) == 0 && v.Memory.Answered >= answers
 	switch {
 	case len(asked) == 0:
 	case len(gone) == len(set.Members):
@@ -207,16 +210,6 @@ func guard(v *View) (Plan, bool) {
 		return plan(Caught, strings.Join(add, ", "), Action{Kind: Widen, Nodes: add}), true
 	}
 	return Plan{}, false
-}
-
-// answered reports whether the grant that answers the question was sent: the set is newer than the question.
-func answered(v *View, id uint64) bool {
-	for _, q := range v.Local.Question {
-		if q.ID == id {
-			return v.Truth.InSync.Seq > q.Seq
-		}
-	}
-	return false
 }
 
 func (l *Local) notBefore() int64 {

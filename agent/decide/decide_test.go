@@ -57,11 +57,11 @@ func small(c *chooser) View {
 	v.Truth.Fresh = c.bool()
 	switch c.of(4) {
 	case 1:
-		v.Truth.Holder = &Holder{"n1", 7, true}
+		v.Truth.Holder = &Holder{Node: "n1", Term: 7, Mine: true}
 	case 2:
-		v.Truth.Holder = &Holder{"n1", 7, false}
+		v.Truth.Holder = &Holder{Node: "n1", Term: 7}
 	case 3:
-		v.Truth.Holder = &Holder{"n2", 7, false}
+		v.Truth.Holder = &Holder{Node: "n2", Term: 7}
 	}
 	m1, m2 := control.Member{Node: "n1", Disks: map[int]control.UUID{0: 1}}, control.Member{Node: "n2", Disks: map[int]control.UUID{0: 2}}
 	switch c.of(4) {

@@ -49,6 +49,8 @@ type Holder struct {
 	Node string `json:"node"`
 	Term uint64 `json:"term"`
 	Mine bool   `json:"mine"` // by the lease of this agent
+	// Released: this node has begun to give it back. Nothing else may come of it.
+	Released bool `json:"released,omitempty"`
 }
 
 // Last is who held it before.
@@ -141,7 +143,8 @@ type Memory struct {
 	Force      bool   `json:"force,omitempty"` // though it is not in sync
 	Brake      int64  `json:"brake,omitempty"` // after a failure nothing is tried before
 	BrakeWhy   string `json:"brake-why,omitempty"`
-	Booted     int64  `json:"booted,omitempty"` // when this agent began to look
+	Booted     int64  `json:"booted,omitempty"`   // when this agent began to look
+	Answered   uint64 `json:"answered,omitempty"` // the newest question that a grant answers
 	SeenHolder bool   `json:"seen-holder,omitempty"`
 	Vacant     int64  `json:"vacant,omitempty"`   // since when nobody holds the key
 	Unlinked   int64  `json:"unlinked,omitempty"` // since when the link to the holder is lost; 0: it stands
