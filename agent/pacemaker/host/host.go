@@ -20,7 +20,7 @@ import (
 
 const (
 	pollEvery   = 100 * time.Millisecond
-	askTimeout  = 5 * time.Second // a status is there at once, or its process hangs
+	askDefault  = 5 * time.Second // a status is there at once, or its process hangs
 	agentWait   = 20 * time.Second
 	goneTimeout = 3 * time.Second // a process that was killed ends, unless the kernel holds it
 )
@@ -52,6 +52,14 @@ type Host struct {
 	Node config.NodeConfig
 	Log  *slog.Logger
 	Run  Runner
+	Ask  time.Duration // within which a process answers, or it hangs; 0: some seconds
+}
+
+func (h *Host) ask() time.Duration {
+	if h.Ask > 0 {
+		return h.Ask
+	}
+	return askDefault
 }
 
 // Resource is one resource on this node.
@@ -84,7 +92,7 @@ func (r *Resource) Status(ctx context.Context) (*control.Status, error) {
 		}
 		return nil, control.Errorf(control.NotRunning, "it is down").On(r.name, control.All, "")
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.h.ask())
 	defer cancel()
 	st, err := r.direct.Status(ctx)
 	switch {
@@ -188,6 +196,9 @@ func (r *Resource) Demote(ctx context.Context, within time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	if r.hangs(ctx) {
+		return errors.Join(r.kill(), control.Errorf(control.NotRunning, "its replicator did not answer and had to be killed").On(r.name, control.All, ""))
+	}
 	for _, step := range []struct {
 		share float64 // of the time
 		force bool
@@ -211,7 +222,7 @@ func (r *Resource) Demote(ctx context.Context, within time.Duration) error {
 func (r *Resource) secondary(ctx context.Context, force bool) error {
 	for {
 		args := control.Args{Volume: control.All, Force: force}
-		err := r.bounded(ctx, askTimeout, func(ctx context.Context) error { return r.direct.Do(ctx, "secondary", args) })
+		err := r.bounded(ctx, r.h.ask(), func(ctx context.Context) error { return r.direct.Do(ctx, "secondary", args) })
 		if st, serr := r.Status(ctx); serr == nil && st.Role != "Primary" || errors.Is(serr, control.NotRunning) {
 			return nil
 		}
@@ -228,13 +239,16 @@ func (r *Resource) secondary(ctx context.Context, force bool) error {
 func (r *Resource) Stop(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	if r.hangs(ctx) {
+		return r.killForGood(ctx)
+	}
 	for _, step := range []struct {
 		share float64
 		force bool
 		what  string
 	}{{0.4, false, "it does not go down, insisting: its users see errors"}, {0.3, true, "it does not go down, killing its replicator"}} {
-		if !r.agentIsThere() {
-			r.h.Log.Warn("there is no agent, asking the replicator itself")
+		if _, ok := r.h.AgentPID(ctx); !ok {
+			r.h.Log.Warn("there is no agent that answers, asking the replicator itself")
 			break
 		}
 		err := r.bounded(ctx, time.Duration(float64(within)*step.share), func(ctx context.Context) error { return r.down(ctx, step.force) })
@@ -259,18 +273,45 @@ func (r *Resource) Stop(ctx context.Context, within time.Duration) error {
 		}
 		r.h.Log.Warn("the replicator does not end, killing it", "err", err)
 	}
+	return r.killForGood(ctx)
+}
+
+// killForGood kills the replicator, and has nobody start it again.
+func (r *Resource) killForGood(ctx context.Context) error {
+	// Without the note no agent starts it again.
+	if err := os.Remove(r.wanted()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	if err := r.kill(); err != nil {
 		return err
 	}
 	// An agent that was asked before may have put its note back.
 	err := r.bounded(ctx, goneTimeout, func(ctx context.Context) error { return r.down(ctx, true) })
-	if err == nil || errors.Is(err, control.NotRunning) && !r.agentIsThere() {
+	if err == nil {
 		return nil
 	}
 	if err := os.Remove(r.wanted()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
+}
+
+// hangs tells whether the replicator runs, and does not answer however long one waits: asking it for anything is lost time.
+func (r *Resource) hangs(ctx context.Context) bool {
+	for range 2 {
+		if _, served := control.Served(r.sock); !served {
+			return false
+		}
+		err := r.bounded(ctx, r.h.ask(), func(ctx context.Context) error {
+			_, err := r.direct.Status(ctx)
+			return err
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return false
+		}
+	}
+	r.h.Log.Error("the replicator hangs: killing it", "resource", r.name)
+	return true
 }
 
 // down asks the agent, until it is done or the time is over.
@@ -355,7 +396,7 @@ func (h *Host) AgentPID(ctx context.Context) (pid int, ok bool) {
 	}
 	c := control.NewClient(sock, "the agent")
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, h.ask())
 	defer cancel()
 	var v struct{}
 	return pid, c.Get(ctx, "version", nil, &v) == nil
@@ -366,7 +407,7 @@ func (h *Host) folder() string { return filepath.Join(h.Node.StateDir, "pacemake
 
 // AboutPeer tells what the handlers need to know of a peer: the option fencing, and whether its data is known not to be whole.
 func (r *Resource) AboutPeer(ctx context.Context, peer string) (fencing string, inconsistent bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.h.ask())
 	defer cancel()
 	def, err := r.direct.Definition(ctx)
 	if err != nil {
