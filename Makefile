@@ -13,7 +13,8 @@ LINT_VERSION := v2.15.0
 # Everything that demo, tests and benchmarks call beside Go. The only list.
 DEBS := e2fsprogs xfsprogs drbd-utils fio nbdkit libnbd-bin python3-libnbd qemu-utils bonnie++ jq shellcheck \
         iproute2 nftables prometheus util-linux zstd qemu-system-x86 busybox-static kmod cpio xz-utils \
-        pacemaker corosync pcs crmsh pacemaker-cli-utils resource-agents fence-agents openipmi ipmitool libxml2-utils procps
+        pacemaker corosync pcs crmsh pacemaker-cli-utils resource-agents fence-agents openipmi ipmitool libxml2-utils procps \
+        iptables psmisc systemd dbus-daemon dbus-user-session nfs-kernel-server postgresql
 # What bench measures beside them.
 BENCH_DEBS := glusterfs-server glusterfs-client qemu-system-common
 

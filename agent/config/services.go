@@ -409,3 +409,6 @@ func (r *Resource) Complain(path, reason, hint string) *Error {
 	c.also(path, reason, hint)
 	return c.list[0]
 }
+
+// DidYouMean is the hint for a word that is none of the candidates.
+func DidYouMean(word string, candidates []string) string { return didYouMean(word, candidates) }
