@@ -59,12 +59,17 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a.ctx = ctx
 	a.metrics = metrics.New(metrics.Options{Log: a.log, Look: a.snapshot, Programs: metrics.DefaultPrograms()})
 	a.wg.Go(func() { a.metrics.Run(ctx) })
-	if set, err := config.Load(cfg.Node.ResourcesDir); err != nil {
-		for _, e := range config.Errors(err) {
-			a.log.Error("resource file refused", "err", e)
-		}
-		if set == nil {
-			a.log.Warn("no resource files", "err", err)
+	set, err := config.LoadFor(cfg.Node.ResourcesDir, cfg.Node.Node)
+	for _, e := range config.Errors(err) {
+		a.log.Error("resource file refused", "err", e)
+	}
+	if set == nil {
+		a.log.Warn("no resource files", "err", err)
+	} else {
+		for _, w := range set.Warnings {
+			if !w.Note {
+				a.log.Warn("drbd.conf is done in another way", "why", w.String())
+			}
 		}
 	}
 	if err := a.adopt(); err != nil {
@@ -131,7 +136,7 @@ func (a *Agent) definition(name string) (*config.Resource, *control.Definition, 
 	if why := config.CheckName(name); why != "" {
 		return nil, nil, control.Errorf(control.Usage, "resource name %q: %s", name, why)
 	}
-	set, err := config.Load(a.cfg.Node.ResourcesDir)
+	set, err := config.LoadFor(a.cfg.Node.ResourcesDir, a.cfg.Node.Node)
 	if set == nil {
 		return nil, nil, control.Errorf(control.BadDefinition, "%w", err)
 	}

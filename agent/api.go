@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hawser-ha/hawser/agent/config"
+	"github.com/hawser-ha/hawser/agent/pacemaker/host"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
 
@@ -50,6 +51,7 @@ type ResourceStatus struct {
 	Nodes    []string        `json:"nodes,omitempty"`    // those that hold its volumes
 	Volumes  []int           `json:"volumes,omitempty"`  // as its file has them
 	Status   *control.Status `json:"status,omitempty"`   // of the replicator
+	Fenced   []host.Record   `json:"fenced,omitempty"`   // peers that this node keeps from being promoted, under Pacemaker
 }
 
 // Done answers a command that may have found nothing to do.
@@ -111,7 +113,7 @@ func (a *Agent) command() (context.Context, context.CancelFunc) {
 // status of one resource, or with name "" of all.
 func (a *Agent) status(ctx context.Context, name string) *NodeStatus {
 	st := &NodeStatus{Node: a.cfg.Node.Node, Version: a.cfg.Version, PID: os.Getpid(), Started: a.started, Resources: []ResourceStatus{}}
-	set, err := config.Load(a.cfg.Node.ResourcesDir)
+	set, err := config.LoadFor(a.cfg.Node.ResourcesDir, a.cfg.Node.Node)
 	for _, e := range config.Errors(err) {
 		st.Problems = append(st.Problems, e.Error())
 	}
@@ -141,7 +143,7 @@ func (a *Agent) status(ctx context.Context, name string) *NodeStatus {
 }
 
 func (a *Agent) resourceStatus(ctx context.Context, set *config.Set, name string) ResourceStatus {
-	rs := ResourceStatus{Name: name, State: StateDown}
+	rs := ResourceStatus{Name: name, State: StateDown, Fenced: (&host.Host{Node: a.cfg.Node}).Records(name)}
 	res, defined := set.Resource(name)
 	mine := false
 	if defined {

@@ -5,12 +5,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
 // Set is all resources of a node's folder, in the order of the files.
-type Set struct{ Resources []Resource }
+type Set struct {
+	Resources []Resource
+	Warnings  []Warning // what of drbd.conf files hawser does in another way
+}
 
 // Resource finds a resource by name.
 func (s *Set) Resource(name string) (*Resource, bool) {
@@ -31,30 +33,44 @@ func (s *Set) Names() []string {
 	return names
 }
 
-// Load reads every *.yaml and *.yml of a folder. The error joins all that is wrong; the
-// Set is then what is right, since one broken file should not keep the others
-// from starting. It is nil only when the folder cannot be read.
-func Load(dir string) (*Set, error) {
+// Load is LoadFor nobody: host sections of drbd.conf files keep their names, and floating ones have none.
+func Load(dir string) (*Set, error) { return LoadFor(dir, "") }
+
+// LoadFor reads every *.yaml and *.yml of a folder, and as one configuration every *.conf and *.res, which have the syntax
+// of drbd.conf; node is who reads them. The error joins all that is wrong; the Set is then what is right, since one broken file
+// should not keep the others from starting. It is nil only when the folder cannot be read.
+func LoadFor(dir, node string) (*Set, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &Set{}
 	var list []*Error
+	var common, drbd []string
 	for _, e := range entries { // sorted by name
-		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || !slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(e.Name())) {
-			continue
-		}
 		file := filepath.Join(dir, e.Name())
-		data, err := os.ReadFile(file)
-		if err != nil {
-			list = append(list, &Error{File: file, Reason: err.Error()})
+		if e.IsDir() || strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		rs, err := Parse(file, data)
-		list = append(list, Errors(err)...)
-		s.Resources = append(s.Resources, rs...)
+		switch filepath.Ext(file) {
+		case ".conf": // global and common should come first
+			common = append(common, file)
+		case ".res":
+			drbd = append(drbd, file)
+		case ".yaml", ".yml":
+			data, err := os.ReadFile(file)
+			if err != nil {
+				list = append(list, &Error{File: file, Reason: err.Error()})
+				continue
+			}
+			rs, err := Parse(file, data)
+			list = append(list, Errors(err)...)
+			s.Resources = append(s.Resources, rs...)
+		}
 	}
+	rs, warnings, err := ReadDRBD(append(common, drbd...), DRBDOptions{Node: node, Local: LocalAddress, All: true})
+	list = append(list, Errors(err)...)
+	s.Resources, s.Warnings = append(s.Resources, rs...), warnings
 	good, err := CheckSet(s.Resources)
 	s.Resources = good
 	return s, join(append(list, Errors(err)...))

@@ -20,11 +20,12 @@ const (
 
 // Error is one complaint about a configuration.
 type Error struct {
-	Pos    Pos
-	Stage  Stage
-	Code   int // exit code of drbdadm: 10, or 20
-	Reason string
-	Hint   string // what to do, may be ""
+	Pos      Pos
+	Stage    Stage
+	Code     int    // exit code of drbdadm: 10, or 20
+	Resource string // the resource it is about, or common; "" for the file itself
+	Reason   string
+	Hint     string // what to do, may be ""
 }
 
 // Error is FILE:LINE: reason (hint).

@@ -116,7 +116,7 @@ func (c *conflicts) look(specific, general *Section) {
 			c.seen = map[string]bool{}
 		}
 		c.seen[key] = true
-		c.errs = append(c.errs, &Error{Pos: o.Pos, Stage: Expand, Code: 10,
+		c.errs = append(c.errs, &Error{Pos: o.Pos, Stage: Expand, Code: 10, Resource: c.res.Name,
 			Reason: fmt.Sprintf("in resource %s, ambiguous inheritance for option %s: it should be %s (here) and %s (%s) at the same time", c.res.Name, o.Name, o.Value, g.Value, g.Pos),
 			Hint:   "hawser takes what is written here, which is more specific"})
 	}

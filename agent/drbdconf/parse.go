@@ -24,8 +24,8 @@ const (
 
 // ParseOptions says what to read besides the first file.
 type ParseOptions struct {
-	Extra   string // read after the first file (drbdadm --config-to-test), "" for none
-	Exclude string // an include that is left out
+	Extra   []string // files read after the first (drbdadm --config-to-test)
+	Exclude string   // an include that is left out
 }
 
 // Parse reads a configuration. The error joins what is wrong, *Error each; the configuration is then what could be
@@ -35,11 +35,11 @@ func Parse(src Source, file string, opt ParseOptions) (*Config, error) {
 	if p.exclude != "" {
 		p.exclude = src.Canonical(p.exclude)
 	}
-	for i, name := range []string{file, opt.Extra} {
-		if name == "" {
+	for i, name := range append([]string{file}, opt.Extra...) {
+		canonical := src.Canonical(name)
+		if p.seen[canonical] {
 			continue
 		}
-		canonical := src.Canonical(name)
 		data, err := src.Read(name)
 		if i == 0 {
 			p.cfg.File = canonical
@@ -86,6 +86,7 @@ type parser struct {
 	errs    []*Error
 	wrong   int            // errors among them, no warnings
 	first   map[string]Pos // sections of which there may be one
+	within  string         // the resource that is read, or common
 	seq     int
 
 	lex  *lexer
@@ -102,7 +103,7 @@ func (p *parser) failAs(pos Pos, stage Stage, reason, hint string) {
 		}
 		p.wrong++
 	}
-	p.errs = append(p.errs, &Error{Pos: pos, Stage: stage, Code: 10, Reason: reason, Hint: hint})
+	p.errs = append(p.errs, &Error{Pos: pos, Stage: stage, Code: 10, Resource: p.within, Reason: reason, Hint: hint})
 	if p.wrong == errorsMax {
 		p.errs = append(p.errs, &Error{Pos: pos, Stage: Syntax, Code: 10, Reason: "too many errors, the rest is not looked at"})
 	}
@@ -300,13 +301,16 @@ func (p *parser) top() {
 			if !ok {
 				path += " again " + key.pos.String()
 			}
+			p.within = "common"
 			p.common(s, path)
+			p.within = ""
 			if ok {
 				p.cfg.Common = s
 			}
 			return
 		case "resource":
 			p.resource(key.pos)
+			p.within = ""
 			return
 		case "skip":
 			p.skip(key.pos)

@@ -26,6 +26,7 @@ func (p *parser) resource(at Pos) {
 	}
 	r := &Resource{Name: name}
 	r.Pos = at
+	p.within = name
 	if name == "all" || !resourceName.MatchString(name) || strings.Trim(name, ".") == "" {
 		p.fail(pos, "'"+name+"' is no name for a resource", "1 to 64 of A-Z a-z 0-9 . _ -, and not all")
 	}

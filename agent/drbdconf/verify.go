@@ -25,10 +25,11 @@ type verifier struct {
 	errs      []*Error
 	used      map[string]Pos // by host: minors, devices, disks
 	addresses map[string]*Resource
+	within    string // the resource that is looked at
 }
 
 func (v *verifier) add(pos Pos, stage Stage, reason, hint string) {
-	v.errs = append(v.errs, &Error{Pos: pos, Stage: stage, Code: 10, Reason: reason, Hint: hint})
+	v.errs = append(v.errs, &Error{Pos: pos, Stage: stage, Code: 10, Resource: v.within, Reason: reason, Hint: hint})
 }
 
 // Verify looks at what the parts of a configuration say together, and gives node ids to hosts that have none.
@@ -39,9 +40,11 @@ func Verify(cfg *Config, opt VerifyOptions) error {
 		v.require(q)
 	}
 	for _, r := range cfg.Resources {
+		v.within = r.Name
 		v.resource(r)
 	}
 	for _, r := range cfg.Resources {
+		v.within = r.Name
 		v.claims(r)
 		v.resyncAfter(r)
 		v.errs = append(v.errs, r.Conflicts()...)
@@ -188,7 +191,7 @@ func (v *verifier) ids(r *Resource, explicit bool) {
 	}
 	if have == 0 && !explicit && len(r.Hosts) == 2 {
 		if !nodeIDs(r.Hosts[0], r.Hosts[1]) {
-			e := &Error{Pos: r.Hosts[1].Pos, Stage: Check, Code: 20, Reason: "both hosts of resource " + r.Name + " have the same address, which node ids are made of", Hint: "write node-id 0; and node-id 1;"}
+			e := &Error{Pos: r.Hosts[1].Pos, Stage: Check, Code: 20, Resource: r.Name, Reason: "both hosts of resource " + r.Name + " have the same address, which node ids are made of", Hint: "write node-id 0; and node-id 1;"}
 			v.errs = append(v.errs, e)
 		}
 		return

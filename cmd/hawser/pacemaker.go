@@ -200,7 +200,7 @@ func readResource(cmd *cobra.Command, name string) (*config.Resource, config.Nod
 	if why := config.CheckName(name); why != "" {
 		return nil, node, usage("resource name %q: %s", name, why)
 	}
-	set, err := config.Load(node.ResourcesDir)
+	set, err := config.LoadFor(node.ResourcesDir, node.Node)
 	if set == nil {
 		return nil, node, control.Errorf(control.BadDefinition, "%w", err)
 	}
