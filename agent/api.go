@@ -17,6 +17,7 @@ import (
 
 	"github.com/hawser-ha/hawser/agent/config"
 	"github.com/hawser-ha/hawser/agent/pacemaker/host"
+	"github.com/hawser-ha/hawser/agent/pacemaker/host"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
 

@@ -106,6 +106,10 @@ func (p printer) message(r *agent.ResourceStatus) {
 	if r.Message != "" {
 		fmt.Fprintf(p.w, "  %s %s\n", p.paint(yellow, "note:"), r.Message)
 	}
+	for _, f := range r.Fenced {
+		fmt.Fprintf(p.w, "  %s %s may not be promoted, says %s since %s: %s (constraint %s)\n", p.paint(yellow, "fenced:"), f.Banned, f.Owner,
+			f.Since.Local().Format(time.DateTime), f.Reason, f.ID)
+	}
 }
 
 func (p printer) volume(v *control.VolumeStatus) {
