@@ -17,7 +17,6 @@ import (
 
 	"github.com/hawser-ha/hawser/agent/config"
 	"github.com/hawser-ha/hawser/agent/pacemaker/host"
-	"github.com/hawser-ha/hawser/agent/pacemaker/host"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
 
