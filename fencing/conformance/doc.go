@@ -1,0 +1,2 @@
+// Package conformance is what every fencing.Device must pass.
+package conformance
