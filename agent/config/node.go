@@ -21,12 +21,16 @@ const DefaultNodeFile = "/etc/hawser/hawser.yaml"
 
 // NodeConfig is the settings of one node.
 type NodeConfig struct {
-	Node         string  `mapstructure:"node"`          // its name in the resource files
-	RunDir       string  `mapstructure:"run-dir"`       // sockets
-	StateDir     string  `mapstructure:"state-dir"`     // what must survive a reboot: terms, undo logs
-	ResourcesDir string  `mapstructure:"resources-dir"` // resource files
-	Log          Log     `mapstructure:"log"`
-	Timeout      Timeout `mapstructure:"timeout"`
+	Node         string        `mapstructure:"node"`          // its name in the resource files
+	RunDir       string        `mapstructure:"run-dir"`       // sockets
+	StateDir     string        `mapstructure:"state-dir"`     // what must survive a reboot: terms, undo logs
+	ResourcesDir string        `mapstructure:"resources-dir"` // resource files
+	Log          Log           `mapstructure:"log"`
+	Timeout      Timeout       `mapstructure:"timeout"`
+	Cluster      string        `mapstructure:"cluster"` // its name in etcd
+	Nodes        []ClusterNode `mapstructure:"nodes"`   // all of the cluster, the same list on each
+	Etcd         Etcd          `mapstructure:"etcd"`
+	Lease        Lease         `mapstructure:"lease"`
 }
 
 // Log says how the agent logs.
@@ -54,6 +58,9 @@ func DefaultNode() NodeConfig {
 		ResourcesDir: "/etc/hawser/resources.d",
 		Log:          Log{Level: "info", Format: "text"},
 		Timeout:      Timeout{Handler: time.Minute, Down: 30 * time.Second},
+		Cluster:      "hawser",
+		Etcd:         defaultEtcd(),
+		Lease:        defaultLease(),
 	}
 }
 
@@ -151,7 +158,9 @@ func (c *complaints) nodeKeys(data []byte, keys []string) {
 			}
 		}
 		p.mapping(n, path, known, func(_, at string, v *yaml.Node) {
-			if !slices.Contains(keys, at) {
+			if at == "nodes" {
+				p.listKeys(v, at, reflect.TypeFor[ClusterNode]())
+			} else if !slices.Contains(keys, at) {
 				walk(v, at)
 			}
 		})
@@ -168,6 +177,7 @@ func (n NodeConfig) Validate() error {
 }
 
 func (n NodeConfig) check(c *complaints) {
+	n.checkCluster(c)
 	if why := CheckName(n.Node); why != "" {
 		c.add("node", why, nameHint)
 	}
