@@ -261,3 +261,82 @@ func TestLoadReadsDRBDFiles(t *testing.T) {
 		t.Error(set.Warnings)
 	}
 }
+
+// What comes from drbd.conf goes back to it, and is the same when it is read again.
+func TestDRBDSamplesGoBack(t *testing.T) {
+	files, err := filepath.Glob(drbdSamples + "/v*.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := 0
+	for _, file := range files {
+		name := filepath.Base(file)
+		rs, _, err := readDRBD(mnt{}, []string{"/mnt/" + name}, as("alpha"))
+		if len(rs) == 0 || err != nil {
+			continue
+		}
+		text, warnings := MarshalDRBD(rs)
+		for _, w := range warnings {
+			if !strings.Contains(w.Text, "needs a minor number") || name != "v20-device-spellings.conf" {
+				t.Errorf("%s: %v", name, w)
+			}
+		}
+		again, _, err := ReadDRBD([]string{writeFile(t, string(text))}, as("alpha"))
+		if err != nil || len(again) != len(rs) {
+			t.Errorf("%s: %v in\n%s", name, err, text)
+			continue
+		}
+		for i := range rs {
+			if a, b := Marshal(rs[i]), Marshal(again[i]); string(a) != string(b) {
+				t.Errorf("%s: before\n%safter\n%swritten as\n%s", name, a, b, text)
+			}
+			same++
+		}
+	}
+	if same < 30 {
+		t.Errorf("only %d resources went back", same)
+	}
+}
+
+func TestMarshalDRBDNamesWhatItLeavesOut(t *testing.T) {
+	rs, err := Parse("r0.yaml", []byte(`resource: r0
+nodes:
+  - {name: a, node-id: 3, address: "10.1.0.1:7789"}
+  - {name: b, node-id: 1, address: "[fd00::2]:7789", volumes: [{volume: 1, disk: /dev/b1, meta-disk: /dev/m}]}
+  - {name: c, node-id: 2, address: "10.1.0.3:7789", diskless: true}
+volumes:
+  - {device: nbd /dev/drbd1, disk: /dev/a0, size: 1T}
+  - {disk: /dev/a1, disk-options: {direct-io: no, disk-timeout: 3s}}
+connections:
+  - {nodes: [a, b], addresses: {a: "10.2.0.1:1", b: "10.2.0.2:2"}, net: {protocol: a, ping-int: 1m}, disk: {c-max-rate: 64MiB/s}}
+net: {timeout: 500ms, allow-two-primaries: false, sndbuf-size: 1M}
+options: {undo-log: none, on-no-data-accessible: suspend-io}
+nbd: {listen: "0.0.0.0:10809"}
+handlers: {split-brain: "echo \"it's\" $DRBD_RESOURCE\\n"}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, warnings := MarshalDRBD(rs)
+	golden(t, "testdata/drbd/write.golden", report(nil, warnings, nil)+string(text))
+	again, _, err := ReadDRBD([]string{writeFile(t, string(text))}, as("a"))
+	if err != nil || len(again) != 1 {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"a", "b", "c"} {
+		x, err1 := rs[0].Definition(node)
+		y, err2 := again[0].Definition(node)
+		if err1 != nil || err2 != nil {
+			t.Fatal(err1, err2)
+		}
+		// What was named:
+		for i := range x.Volumes {
+			y.Volumes[i].Opts.DirectIO = x.Volumes[i].Opts.DirectIO
+			y.Volumes[i].Device, y.Volumes[i].DevLink = x.Volumes[i].Device, x.Volumes[i].DevLink
+		}
+		y.Options.UndoLog, y.NBD = x.Options.UndoLog, x.NBD
+		if a, b := fmt.Sprintf("%+v", x), fmt.Sprintf("%+v", y); a != b {
+			t.Errorf("on %s:\n%s\n%s", node, a, b)
+		}
+	}
+}

@@ -57,13 +57,6 @@ func versionCommand() *cobra.Command {
 	return cmd
 }
 
-func dumpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "dump RES...", Short: "Print the definition of a resource in canonical form", GroupID: groupLook, Args: resources, ValidArgsFunction: names,
-		RunE: each(func(o *on) error { return o.c.Copy(o.ctx, "file", nil, o.cmd.OutOrStdout()) }),
-	}
-}
-
 func showGICommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show-gi RES[/VOL]", Short: "Print the generation identifiers of a volume", GroupID: groupLook, Args: oneResource, ValidArgsFunction: names,

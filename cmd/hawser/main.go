@@ -135,7 +135,7 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 	root.AddCommand(useCommands()...)
 	root.AddCommand(dataCommands()...)
 	root.AddCommand(lookCommands()...)
-	root.AddCommand(agentCommand(), replicatorCommand(), manCommand(), pacemakerCommand())
+	root.AddCommand(agentCommand(), replicatorCommand(), manCommand(), importCommand(), pacemakerCommand())
 	return root
 }
 

@@ -34,6 +34,7 @@ func manPage(w io.Writer, root *cobra.Command) {
 	fmt.Fprint(w, ".SH FLAGS OF ALL COMMANDS\n")
 	manFlags(w, root.PersistentFlags())
 	fmt.Fprint(w, ".SH FILES\n.TP\n.I /etc/hawser/hawser.yaml\nSettings of the node.\n.TP\n.I /etc/hawser/resources.d/*.yaml\nResources.\n"+
+		".TP\n.I /etc/hawser/resources.d/*.res\nResources in the syntax of drbd.conf; *.conf there is read first.\n"+
 		".TP\n.I /run/hawser\nSockets of agent and replicators.\n.TP\n.I /dev/hawser/RES/VOL\nThe devices of a Primary.\n"+
 		".SH SEE ALSO\n.BR drbd.conf (5),\n.BR drbdmeta (8),\n.BR nbd\\-client (8)\n")
 }
