@@ -69,6 +69,9 @@ var codes = []struct {
 	{core.ErrTwice, control.Busy, "one change at a time"},
 	{core.ErrAlgorithm, control.NoAlgorithm, "verify-alg must be set"},
 	{core.ErrPeerUnknown, control.PeerUnknown, "with fencing, a peer that is not connected must be known not to write"},
+	{core.ErrStale, control.Stale, "what is older than what is known does not count"},
+	{core.ErrDeposed, control.NoLicence, "one Primary at a time: the one that holds the highest term"},
+	{core.ErrNoLicence, control.NoLicence, "a coordinated resource is promoted by a grant of the arbiter"},
 	{core.ErrTooSmall, control.TooSmall, "a disk is never smaller than the data"},
 	{core.ErrIO, control.DiskError, ""},
 }
@@ -235,6 +238,7 @@ func (r *Resource) attach(ctx context.Context, v *volume, agreed bool) error {
 		v.stripes, v.stripe4k, v.alSlots = int(sb.ALStripes), int(sb.ALStripeSize4k), o.info.ALSlots
 		v.lastErr, v.deviceUUID = nil, sb.DeviceUUID
 		v.retune(d.Opts)
+		o.info.Device = sb.DeviceUUID
 		r.m.Attach(at, v.number, o.info, c)
 	})
 	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
@@ -566,7 +570,7 @@ func (r *Resource) Adjust(ctx context.Context, def *control.Definition) error {
 		}
 		r.m.SetVolume(now(), volumeConfig(d))
 	}
-	r.m.SetResource(now(), suspendOnNoData(def), hasBeforeTarget(def))
+	r.m.SetResource(now(), coreConfig(def, r.opts.Rand))
 	r.unlock(t)
 	return one(errs)
 }
@@ -579,6 +583,8 @@ func (r *Resource) sameShape(old, def *control.Definition) error {
 	switch {
 	case old.Name != def.Name || old.Node != def.Node || old.NodeID != def.NodeID:
 		return refuse("name and node")
+	case coordination(old) != coordination(def):
+		return refuse("coordination")
 	case len(old.Volumes) != len(def.Volumes):
 		return refuse("the set of volumes")
 	case len(old.Peers) != len(def.Peers):
@@ -598,6 +604,13 @@ func (r *Resource) sameShape(old, def *control.Definition) error {
 		}
 	}
 	return nil
+}
+
+func coordination(def *control.Definition) string {
+	if def.Coordination == "" {
+		return control.CoordinationNone
+	}
+	return def.Coordination
 }
 
 // sameDisk refuses to change what is read when the disk is attached, while it is.

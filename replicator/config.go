@@ -25,13 +25,15 @@ func protocolNumber(name string) uint32 {
 
 // coreConfig is the definition as the Machine takes it.
 func coreConfig(def *control.Definition, random func() uint64) core.Config {
-	c := core.Config{Rand: random, SuspendOnNoData: suspendOnNoData(def), BeforeTarget: hasBeforeTarget(def)}
+	c := core.Config{Rand: random, SuspendOnNoData: suspendOnNoData(def), BeforeTarget: hasBeforeTarget(def), NodeID: def.NodeID,
+		Coordinated: def.Coordination == control.CoordinationEtcd, FailUnlicensed: def.Options.OnNoQuorum == "io-error",
+		TTL: core.Now(def.TTL), Margin: core.Now(def.Margin)}
 	for i := range def.Volumes {
 		c.Volumes = append(c.Volumes, volumeConfig(&def.Volumes[i]))
 	}
 	for i := range def.Peers {
 		p := &def.Peers[i]
-		c.Peers = append(c.Peers, core.PeerConfig{Name: p.Name, Diskless: p.Diskless, Net: netConfig(&p.Net), Pace: paceParams(p), MinRate: p.Resync.CMinRate})
+		c.Peers = append(c.Peers, core.PeerConfig{Name: p.Name, NodeID: p.NodeID, Diskless: p.Diskless, Net: netConfig(&p.Net), Pace: paceParams(p), MinRate: p.Resync.CMinRate})
 	}
 	return c
 }

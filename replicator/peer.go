@@ -195,12 +195,16 @@ func (r *Resource) closeLink(p *peer, why error) {
 // linkConfig is how the link package gets the options.
 func (p *peer) linkConfig() link.Config {
 	d := p.def.Load()
+	features := uint32(wire.FeatureTrim | wire.FeatureThinResync | wire.FeatureWSame | wire.FeatureWZeroes | core.FeatureRelaxedEpochs)
+	if p.r.records != nil {
+		features |= wire.FeatureTerm
+	}
 	return link.Config{
 		Local: d.Local, Remote: d.Remote,
 		ConnectInt: d.Net.ConnectInt, PingTimeout: d.Net.PingTimeout, SocketCheckTimeout: d.Net.SocketCheckTimeout,
 		SndBuf: d.Net.SndbufSize, RcvBuf: d.Net.RcvbufSize,
 		CramHMACAlg: d.Net.CramHMACAlg, SharedSecret: d.Net.SharedSecret,
-		Features: wire.FeatureTrim | wire.FeatureThinResync | wire.FeatureWSame | wire.FeatureWZeroes | core.FeatureRelaxedEpochs,
+		Features: features,
 		TLS:      p.r.opts.TLS,
 	}
 }

@@ -70,6 +70,7 @@ type Resource struct {
 	peers     []*peer
 	timerKick chan struct{}
 	fronts    fronts
+	records   *records      // nil: not coordinated
 	admin     chan struct{} // one token: commands that change disks, role or devices run one at a time
 
 	mu       sync.Mutex // guards the Machine and the fields below
@@ -130,7 +131,11 @@ func New(log *slog.Logger, def control.Definition, opts Options) (*Resource, err
 		p.configure(def.Peers[i])
 		r.peers = append(r.peers, p)
 	}
-	r.m = core.New(coreConfig(&def, opts.Rand))
+	c := coreConfig(&def, opts.Rand)
+	if err := r.coordinate(&def, &c); err != nil {
+		return nil, err
+	}
+	r.m = core.New(c)
 	return r, nil
 }
 
@@ -139,6 +144,15 @@ func checkDefinition(def *control.Definition) error {
 	var errs []error
 	if def.Name == "" || len(def.Volumes) == 0 {
 		errs = append(errs, errors.New("a resource has a name and at least one volume"))
+	}
+	switch def.Coordination {
+	case "", control.CoordinationNone:
+	case control.CoordinationEtcd:
+		if def.TTL <= 0 || def.Margin < 0 || def.Margin >= def.TTL {
+			errs = append(errs, fmt.Errorf("coordination %s needs a ttl above its margin, not %s and %s", def.Coordination, def.TTL, def.Margin))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("coordination %q is neither none nor etcd", def.Coordination))
 	}
 	for _, p := range def.Peers {
 		for _, alg := range []string{p.Net.DataIntegrityAlg, p.Net.CsumsAlg, p.Net.VerifyAlg} {
@@ -182,6 +196,9 @@ func (r *Resource) Run(ctx context.Context) error {
 	}
 	r.wg.Go(r.timerLoop)
 	r.wg.Go(r.progressLoop)
+	if r.records != nil {
+		r.wg.Go(r.recordLoop)
+	}
 	if err := r.startFronts(); err != nil {
 		return errors.Join(err, r.Close())
 	}
@@ -352,6 +369,11 @@ func (r *Resource) execRare(t *turn, e *core.Effect) {
 		r.note(e)
 	case core.RunHandler:
 		r.handler(e)
+	case core.WriteRecord:
+		r.records.push(e.Cmd.(*core.Record), e.Token)
+	case core.Deposed:
+		r.log.Warn("deposed", "err", e.Err)
+		t.after = append(t.after, r.endSessions(fmt.Errorf("%s: %w", r.name, e.Err))...)
 	case core.UndoBegin:
 		r.volume(e.Vol).undoBegin(e.Peer)
 	case core.UndoEnd:

@@ -3,6 +3,7 @@ package replicator
 import (
 	"context"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/hawser-ha/hawser/replicator/control"
@@ -87,7 +88,14 @@ func (r *Resource) Status() *control.Status {
 	if w.Fencing {
 		s.Suspended = append(s.Suspended, "fencing")
 	}
-	s.Coordination = control.CoordinationNone
+	if w.InSync {
+		s.Suspended = append(s.Suspended, "insync")
+	}
+	if w.Licence != nil && w.Licence.Expired {
+		s.Suspended = append(s.Suspended, "licence")
+	}
+	s.Coordination = coordination(def)
+	s.Write = r.writeStatus(&w)
 	for i := range w.Questions {
 		s.Questions = append(s.Questions, *r.question(&w.Questions[i]))
 	}
@@ -123,7 +131,7 @@ func (r *Resource) volumeStatus(def *control.Definition, w *core.VolumeView) con
 	s := control.VolumeStatus{
 		Number: w.Number, Backing: d.Disk, DiskState: w.Disk.String(), Client: d.Disk == "", Size: w.Size,
 		Read: w.Read, Written: w.Written, ALWrites: w.ALWrites, BMWrites: v.bmWrites,
-		UpperPending: int64(w.Pending), LowerPending: int64(v.busy), GI: r.gi(def, v, w),
+		UpperPending: int64(w.Pending), LowerPending: int64(v.busy), GI: r.gi(def, v, w), Unvouched: w.Unvouched,
 	}
 	dev, kind := v.device.get()
 	if dev != nil {
@@ -170,6 +178,7 @@ func (r *Resource) peerStatus(def *control.Definition, w *core.View, i int) cont
 	s := control.PeerStatus{
 		Name: pv.Name, NodeID: def.Peers[i].NodeID, Address: def.Peers[i].Remote, Connection: connName(pv.Conn), Role: "Unknown",
 		Protocol: protocolName(pv.Protocol), InFlight: pv.InFlight, Volumes: []control.PeerVolumeStatus{},
+		TermEnforced: pv.Terms, Term: pv.Term, Promised: int64(pv.Promised),
 	}
 	if c := p.conn; c != nil {
 		s.WireVersion = c.Version
@@ -188,7 +197,7 @@ func (r *Resource) peerStatus(def *control.Definition, w *core.View, i int) cont
 		}
 		ps := control.PeerVolumeStatus{
 			Number: w.Volumes[j].Number, Replication: replName(l.Conn), DiskState: l.Disk.String(), OutOfSync: l.OutOfSync,
-			Paused: []string{}, Sent: pv.Sent, Received: pv.Received, Pending: int64(pv.Unacked),
+			Paused: []string{}, DeviceUUID: control.UUID(l.Device), Sent: pv.Sent, Received: pv.Received, Pending: int64(pv.Unacked),
 		}
 		if l.UserPause {
 			ps.Paused = append(ps.Paused, "user")
@@ -309,6 +318,13 @@ func (r *Resource) progressLoop() {
 	}
 }
 
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
 type stateKey struct {
 	volume      int
 	peer, field string
@@ -330,8 +346,23 @@ func (r *Resource) states(w *core.View) []stateValue {
 		susp = "no-data"
 	case w.Fencing:
 		susp = "fencing"
+	case w.Licence != nil && w.Licence.Expired:
+		susp = "licence"
+	case w.InSync:
+		susp = "insync"
 	}
 	out = append(out, stateValue{stateKey{control.All, "", control.FieldSuspended}, susp})
+	if l := w.Licence; l != nil {
+		out = append(out, stateValue{stateKey{control.All, "", control.FieldTerm}, strconv.FormatUint(l.Term, 10)},
+			stateValue{stateKey{control.All, "", control.FieldRight}, rightOf(l)})
+		for i := range w.Peers {
+			out = append(out, stateValue{stateKey{control.All, w.Peers[i].Name, control.FieldWaits}, yes(w.Peers[i].Awaited)},
+				stateValue{stateKey{control.All, w.Peers[i].Name, control.FieldCandidate}, yes(r.candidate(w, i))})
+		}
+		for i := range w.Volumes {
+			out = append(out, stateValue{stateKey{w.Volumes[i].Number, "", control.FieldUnvouched}, yes(w.Volumes[i].Unvouched)})
+		}
+	}
 	for i := range w.Peers {
 		p := &w.Peers[i]
 		out = append(out, stateValue{stateKey{control.All, p.Name, control.FieldConnection}, connName(p.Conn)},

@@ -36,6 +36,9 @@ var (
 	ErrTooSmall = errors.New("the disk is smaller than the volume")
 	// ErrPeerUnknown: the handler fence-peer does not say what a lost peer does.
 	ErrPeerUnknown = errors.New("the peer is not fenced")
+	ErrNoLicence   = errors.New("no licence to write")
+	ErrStale       = errors.New("something newer is known")
+	ErrDeposed     = errors.New("deposed")
 )
 
 // Kind says what a Request is.
@@ -141,6 +144,10 @@ const (
 	// UndoBegin and UndoEnd bracket a resync whose overwritten blocks go to the undo log of Vol (Peer won).
 	UndoBegin
 	UndoEnd
+	// WriteRecord makes the *Record in Cmd durable. [RecordDone with Token]
+	WriteRecord
+	// Deposed: another node holds a higher term: devices are to be taken away by force. The demotion is under way.
+	Deposed
 )
 
 // Effect is one thing the Machine wants done. A flat struct, so that the data path allocates nothing.
@@ -184,6 +191,7 @@ type DiskInfo struct {
 	ALSlots  int              // al-extents
 	ALBlocks int              // 4 KiB blocks in the ring of the activity log
 	Discards bool
+	Device   uint64 // device UUID
 }
 
 // Config is a resource. Slices are fixed for the life of a Machine.
@@ -195,7 +203,12 @@ type Config struct {
 	SuspendOnNoData bool // on-no-data-accessible suspend-io
 	BeforeTarget    bool // there is a handler before-resync-target
 	// Coordinated: an arbiter grants licences to write (licence.go). Without, the option fencing of the peers counts.
-	Coordinated bool
+	Coordinated    bool
+	FailUnlicensed bool // on-no-quorum io-error: what has no licence fails, rather than to wait for one
+	TTL, Margin    Now  // of promises, and of the clocks in that time
+	NodeID         int
+	Record         Record // what this node remembers
+	Bound          Now    // what an earlier life promised may bind until then
 }
 
 // VolumeConfig is one volume.
@@ -213,6 +226,7 @@ type VolumeConfig struct {
 // PeerConfig is one peer and the options of its connection.
 type PeerConfig struct {
 	Name     string
+	NodeID   int
 	Diskless bool // it never has a disk: no bitmap for it
 	Net      NetConfig
 	Pace     pace.Params

@@ -27,6 +27,8 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 	v.cap = d.Capacity
 	v.sup = d.Super
 	v.crashed = d.Super.CrashedPrimary || d.Super.PrimaryInd
+	v.device = d.Device
+	v.vouched = v.device != 0 && m.co.rec.Disks[v.num] == v.device
 	for i, l := range v.pv {
 		l.bm = nil
 		if i < len(d.Bitmaps) {
@@ -68,6 +70,7 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 		for _, l := range v.pv {
 			if l.p.up && l.conn >= wire.Connected {
 				m.sendSizes(l, 0)
+				m.sendDisk(l)
 				m.sendUUIDs(l)
 				m.sendState(l)
 			}
@@ -83,6 +86,7 @@ func (m *Machine) Attach(now Now, vol int, d DiskInfo, cmd any) {
 		}
 		l.negotiating = l.conn < wire.Connected || l.disk != wire.Diskless
 		m.sendSizes(l, 0)
+		m.sendDisk(l)
 		m.sendUUIDs(l)
 		m.sendState(l)
 	}
@@ -192,6 +196,7 @@ func (m *Machine) detachNow(v *volume, why error) {
 	}
 	v.disk = wire.Failed
 	m.event(v.num, -1, "disk Failed: detaching", why)
+	m.review()
 	if attach != nil {
 		m.result(attach, why)
 	}
@@ -250,9 +255,10 @@ func (m *Machine) closeIfIdle(v *volume) {
 func (m *Machine) DiskClosed(now Now, vol int) {
 	m.tick(now)
 	v := m.volume(vol)
-	v.closing = false
+	v.closing, v.device, v.vouched = false, 0, false
 	for _, l := range v.pv {
 		l.bm = nil
+		m.sendDisk(l)
 	}
 	m.result(v.detachCmd, nil)
 	v.detachCmd = nil
@@ -269,6 +275,7 @@ func (m *Machine) diskFailed(v *volume, err error) {
 		if m.otherCopy(v) && v.disk > wire.Inconsistent {
 			v.disk = wire.Inconsistent
 			m.event(v.num, -1, "disk Inconsistent: a write failed", err)
+			m.review()
 			m.writeSuper(v, false, true, false, nil)
 			m.report(v)
 		}

@@ -70,9 +70,12 @@ func (m *Machine) SetVolume(now Now, c VolumeConfig) {
 }
 
 // SetResource changes the options of the resource. Requests that wait for data are answered where they shall not wait any more.
-func (m *Machine) SetResource(now Now, suspendOnNoData, beforeTarget bool) {
+func (m *Machine) SetResource(now Now, c Config) {
 	m.tick(now)
-	m.cfg.SuspendOnNoData, m.cfg.BeforeTarget = suspendOnNoData, beforeTarget
+	suspendOnNoData := c.SuspendOnNoData
+	m.cfg.SuspendOnNoData, m.cfg.BeforeTarget, m.cfg.FailUnlicensed = suspendOnNoData, c.BeforeTarget, c.FailUnlicensed
+	m.cfg.TTL, m.cfg.Margin = c.TTL, c.Margin
+	m.failFrozen()
 	if m.suspNoD && !suspendOnNoData {
 		m.suspNoD = false
 		m.event(-1, -1, "resumed: on-no-data-accessible io-error", nil)

@@ -75,17 +75,20 @@ func (m *Machine) LinkUp(now Now, peer int, li LinkInfo) {
 	p.pingSent, p.stall, p.lastData = 0, 0, now
 	p.why = nil
 	p.unfenced = false
+	p.term, p.leads, p.termGate, p.failed, p.upSince = 0, false, false, false, now
 	p.setState(m, wire.WFReportParams, "")
 	n := &p.cfg.Net
 	m.send(p, -1, wire.Protocol).Ext = m.protocolBody(p)
+	m.sendTerm(p)
 	for _, v := range m.vols {
 		l := v.pv[p.idx]
 		l.seq, l.peerSeq = 0, 0
-		l.uuids = nil
+		l.uuids, l.device, l.vouched = nil, 0, false
 		l.conn = wire.WFReportParams
 		l.resetSync()
 		m.sendSyncParam(l, n)
 		m.sendSizes(l, 0)
+		m.sendDisk(l)
 		m.sendUUIDs(l)
 		m.sendStateAs(l, wire.WFConnection)
 	}
@@ -129,7 +132,7 @@ func (m *Machine) stateWord(l *link, conn wire.Conn) wire.State {
 	for _, b := range [...]struct {
 		on  bool
 		bit wire.State
-	}{{m.suspUser, wire.Susp}, {m.suspNoD, wire.SuspNoD}, {m.fencing(), wire.SuspFen}, {l.userPause, wire.UserISP}, {l.afterPause, wire.AftrISP}, {l.peerPause, wire.PeerISP}} {
+	}{{m.suspUser, wire.Susp}, {m.suspNoD, wire.SuspNoD}, {m.undecided() || m.co.expired, wire.SuspFen}, {l.userPause, wire.UserISP}, {l.afterPause, wire.AftrISP}, {l.peerPause, wire.PeerISP}} {
 		if b.on {
 			bits |= b.bit
 		}
@@ -205,13 +208,20 @@ func (m *Machine) packet(p *peer, pkt *wire.Packet, tag any, data []byte) (keep 
 	case wire.StateChgReply, wire.ConnStChgReply:
 		m.consent(p, pkt)
 		return false, nil
+	case wire.Term:
+		return false, m.peerTerm(p, pkt.Ext.(*wire.TermBody))
+	case wire.PromiseRequest:
+		m.promiseRequest(p, pkt.Ext.(*wire.PromiseBody))
+		return false, nil
+	case wire.Promise:
+		return false, m.promise(p, pkt.Ext.(*wire.PromiseBody))
 	case wire.UnplugRemote, wire.DelayProbe:
 		return false, nil
 	}
 	v := m.volume(int(pkt.Vol))
 	if v == nil {
 		switch pkt.Cmd {
-		case wire.SyncParam, wire.SyncParam89, wire.Sizes, wire.UUIDs, wire.StateReport:
+		case wire.SyncParam, wire.SyncParam89, wire.Sizes, wire.UUIDs, wire.StateReport, wire.DiskID:
 			return false, nil // a volume that only the peer has (section 6)
 		}
 		return false, errors.New("packet for an unknown volume")
@@ -225,7 +235,7 @@ func (p *peer) ready() bool { return p.state == wire.Connected || p.state == wir
 func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) (keep bool, err error) {
 	if !l.p.ready() {
 		switch pkt.Cmd {
-		case wire.SyncParam, wire.SyncParam89, wire.Sizes, wire.UUIDs, wire.StateReport:
+		case wire.SyncParam, wire.SyncParam89, wire.Sizes, wire.UUIDs, wire.StateReport, wire.DiskID:
 			if !l.p.gotProtocol {
 				return false, errors.New("volume parameters before the protocol")
 			}
@@ -251,6 +261,9 @@ func (m *Machine) volumePacket(l *link, pkt *wire.Packet, tag any, data []byte) 
 		return false, m.uuids(l, pkt.Ext.(*wire.UUIDsBody))
 	case wire.StateReport:
 		return false, m.peerState(l, pkt.State)
+	case wire.DiskID:
+		m.peerDisk(l, pkt.Ext.(*wire.DiskIDBody))
+		return false, nil
 	case wire.StateChgReq:
 		m.stateRequest(l, pkt)
 		return false, nil
@@ -416,6 +429,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 		text = why.Error()
 	}
 	p.setState(m, state, text)
+	m.review() // before anything is acknowledged that the peer may not have
 
 	// What the peer was to do is not going to be done. First mark it, so that whatever is completed below is known as missing there.
 	for r := p.tlHead; r != nil; r = r.parts[p.idx].next {
@@ -437,6 +451,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 	for _, r := range waits {
 		r.parts[p.idx].state = partDone
 		m.advance(r)
+		m.retire(r)
 	}
 	reads := p.reads
 	p.reads = nil
@@ -448,7 +463,7 @@ func (m *Machine) down(p *peer, state wire.Conn, why error, final bool) {
 			m.dropTag(p, q.tag)
 		}
 	}
-	p.inq, p.gate, p.drain, p.seqHold = nil, false, false, nil
+	p.inq, p.gate, p.drain, p.seqHold, p.termGate = nil, false, false, nil, false
 	p.repoch, p.rbase, p.flushing, p.flushUpTo = nil, 0, 0, 0
 	p.pingSent, p.pingFence = 0, nil
 	if a := p.ask; a != nil {
@@ -509,6 +524,7 @@ func (m *Machine) linkGone(l *link) {
 func (m *Machine) contactLost(v *volume, l *link, was wire.Disk) {
 	m.review()
 	if m.undecided() {
+		m.owed = true
 		return // the answer comes first (goOn): it may be that the peer goes on, and this data stays behind
 	}
 	if v.disk != wire.UpToDate || was != wire.Inconsistent && was != wire.Consistent && was != wire.UpToDate {

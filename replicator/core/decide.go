@@ -97,6 +97,7 @@ func (m *Machine) peerState(l *link, s wire.State) error {
 		m.event(v.num, p.idx, "peer disk "+pdsk.String(), nil)
 		m.contactLost(v, l, was)
 	}
+	m.review()
 	m.dataBack()
 	return nil
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -26,9 +27,18 @@ type rig struct {
 	down  bool // CloseLink was asked for
 	keep  bool // released requests are not recycled
 
+	records []Effect // WriteRecord, not answered if late
+	late    bool
+
 	asked   []Effect // handlers that were asked for
 	results map[any]error
+
+	peerTerm      wire.TermBody // what the peer tells when it is connected
+	peerUnvouched bool
+	peerDevice    uint64 // 0: peerDisk
 }
+
+const ownDisk, peerDisk = 0xa1, 0xb1 // device UUIDs
 
 func testNet() NetConfig {
 	return NetConfig{Protocol: 3, Timeout: 6 * time.Second, KOCount: 7, PingInt: 10 * time.Second, PingTimeout: 500 * time.Millisecond,
@@ -36,13 +46,18 @@ func testNet() NetConfig {
 }
 
 // newRig makes a node with a good disk that is alone.
-func newRig(t testing.TB, n NetConfig) *rig {
+func newRig(t testing.TB, n NetConfig) *rig { return newRigWith(t, n, nil) }
+
+func newRigWith(t testing.TB, n NetConfig, change func(*Config)) *rig {
 	seed := uint64(0x1234567812345678)
 	cfg := Config{Rand: func() uint64 { seed = seed*6364136223846793005 + 1442695040888963407; return seed | 1<<40 }}
 	cfg.Volumes = []VolumeConfig{{OnIOError: "detach", ALUpdates: true, MaxBio: 64 << 10}}
 	cfg.Peers = []PeerConfig{{Name: "b", Net: n, Pace: pace.Params{ResyncRate: 1 << 20, MaxRate: 4 << 20}}}
+	if change != nil {
+		change(&cfg)
+	}
 	r := &rig{t: t, m: New(cfg), now: 1e9, done: map[*Request]error{}, had: map[*Request]bool{}, keep: true, results: map[any]error{}}
-	r.m.Attach(r.now, 0, DiskInfo{Capacity: testSize, ALSlots: 67, ALBlocks: 8, Bitmaps: []*bitmap.Bitmap{bitmap.New(bitmap.BitsFor(testSize))},
+	r.m.Attach(r.now, 0, DiskInfo{Device: ownDisk, Capacity: testSize, ALSlots: 67, ALBlocks: 8, Bitmaps: []*bitmap.Bitmap{bitmap.New(bitmap.BitsFor(testSize))},
 		Super: Super{Size: testSize, Current: 0x1000, Bitmap: []uint64{0}, Consistent: true, WasUpToDate: true, Peers: make([]SuperPeer, 1)}}, nil)
 	r.run()
 	return r
@@ -64,6 +79,10 @@ func (r *rig) link(n NetConfig, features uint32, resolve bool) {
 	last := r.now
 	r.m.LinkUp(r.now, 0, LinkInfo{Version: 101, Features: features, ResolveConflicts: resolve, LastReceived: func() (Now, Now) { return last, last }})
 	r.packet(wire.Packet{Cmd: wire.Protocol, Ext: &wire.ProtocolBody{Protocol: n.Protocol, TwoPrimaries: n.TwoPrimaries}})
+	if features&wire.FeatureTerm != 0 {
+		r.packet(wire.Packet{Cmd: wire.Term, Ext: &r.peerTerm})
+		r.packet(wire.Packet{Cmd: wire.DiskID, Ext: &wire.DiskIDBody{Device: cmp.Or(r.peerDevice, peerDisk), Vouched: !r.peerUnvouched}})
+	}
 	r.packet(wire.Packet{Cmd: wire.SyncParam89, Ext: &wire.SyncParamBody{VerifyAlg: n.VerifyAlg, CsumsAlg: n.CsumsAlg}})
 	r.packet(wire.Packet{Cmd: wire.Sizes, Ext: &wire.SizesBody{DSize: testSize >> 9, CSize: testSize >> 9}})
 	r.packet(wire.Packet{Cmd: wire.UUIDs, Ext: &wire.UUIDsBody{Current: r.m.vols[0].sup.Current}})
@@ -115,6 +134,11 @@ func (r *rig) run() {
 				r.down = true
 			case CloseDisk:
 				r.m.DiskClosed(r.now, e.Vol)
+			case WriteRecord:
+				r.records = append(r.records, e)
+				if !r.late {
+					r.m.RecordDone(r.now, e.Token, nil)
+				}
 			case RunHandler:
 				r.asked = append(r.asked, e)
 			case Result:

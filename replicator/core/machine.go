@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/hawser-ha/hawser/replicator/actlog"
@@ -28,6 +29,10 @@ type Machine struct {
 	watch      bool // a question or a licence may keep requests waiting
 	questions  []*question
 	questionID uint64
+	owed       bool // a new generation is due when no question is open any more
+	co         coordination
+
+	whenSecondary []any // commands that wait for the end of a demotion
 
 	openers int
 
@@ -63,6 +68,8 @@ type volume struct {
 	appBusy                 int  // application requests in flight
 	hold                    int  // completions wait for this many superblock writes
 	held                    []heldCompletion
+	device                  uint64 // device UUID of the disk; 0: there is none
+	vouched, vouching       bool   // the node remembers the disk; it is being written down
 	token                   uint64
 	waits                   []superWait // by token, oldest first
 	wrote, stable           uint64      // counts writes done on the disk; up to which a flush has made them stable
@@ -100,6 +107,17 @@ type peer struct {
 	fenceAsked   bool  // the handler fence-peer was asked since it was connected last
 	fenced       bool  // and said that it is fenced
 	unfenced     bool  // unfence-peer was run for this connection
+
+	term      uint64 // the last it told on this connection
+	leads     bool   // and said that it is Primary, or wants to be
+	termGate  bool   // what it sends waits until the term is durable
+	awaited   bool   // a write is acknowledged only when it has it
+	failed    bool   // a write did not reach it, though it is connected
+	promised  Now    // until when it does not run for primary
+	askAt     Now    // when to ask for the next promise
+	given     Now    // until when we have promised it not to
+	givenTerm uint64
+	upSince   Now // of the connection
 
 	// sender
 	epoch          uint32 // number of the current epoch
@@ -196,12 +214,15 @@ type link struct {
 	doubt         *bitmap.Bitmap // Ahead out of a resync: blocks whose next acknowledgement may be of what they held before
 	undo          bool           // this resync overwrites the loser of a split brain
 	fullSync      bool
-	skipped       bool // the initial sync was skipped: reports from before may still be on the way
+	device        uint64 // of the peer's disk
+	vouched       bool   // the peer remembers it
+	skipped       bool   // the initial sync was skipped: reports from before may still be on the way
 }
 
 // New makes a Machine: Secondary, Diskless, StandAlone.
 func New(cfg Config) *Machine {
-	m := &Machine{cfg: cfg, role: wire.Secondary}
+	m := &Machine{cfg: cfg, role: wire.Secondary, watch: cfg.Coordinated}
+	m.co = coordination{rec: Record{Term: cfg.Record.Term, Disks: maps.Clone(cfg.Record.Disks)}, saved: cfg.Record.Term, holder: Nobody, boundUntil: cfg.Bound}
 	for i := range cfg.Peers {
 		m.peers = append(m.peers, &peer{idx: i, cfg: cfg.Peers[i], state: wire.StandAlone})
 	}

@@ -16,6 +16,9 @@ func (p *peer) hold(pkt *wire.Packet, tag any, data []byte) {
 
 // ungate goes on with the packets that waited for a drain.
 func (m *Machine) ungate(p *peer) {
+	if p.termGate {
+		return
+	}
 	p.gate = false
 	for len(p.inq) > 0 && !p.gate && p.up {
 		q := p.inq[0]
@@ -140,6 +143,10 @@ func (m *Machine) peerWrite(p *peer, pkt *wire.Packet, tag any) (keep bool, err 
 	off, length := int64(pkt.Sector)<<9, int64(pkt.Size)
 	if !v.inside(off, length) || pkt.Cmd == wire.Data && length > maxBio || pkt.Cmd != wire.Data && length > 128<<20 {
 		return false, errBadWrite
+	}
+	if m.oldTerm(p) {
+		m.refuseTerm(p)
+		return false, nil
 	}
 	if m.twoPrimaries(p) && p.li.ResolveConflicts && pkt.Seq != l.peerSeq+1 && int32(pkt.Seq-l.peerSeq) > 0 {
 		// Acknowledgements sent before this write are still on the meta socket: whether it conflicts is known after them. What
@@ -389,11 +396,14 @@ func (m *Machine) conflict(l *link, r *Request) bool {
 }
 
 // resubmit sends a write again that lost a conflict, behind what is in flight now.
-func (m *Machine) resubmit(r *Request) {
+func (m *Machine) resubmit(r *Request) *Request {
+	again := r.again
 	n := m.successor(r)
+	n.again = again
 	if n.v.list(n) {
 		m.begin(n)
 	}
+	return n
 }
 
 // successor takes over what the application waits for from a request that is spent.

@@ -17,6 +17,8 @@ type question struct {
 	freeze    bool   // requests wait for the answer
 	token     uint64 // of the handler fence-peer; 0: it has answered, or there is none
 	failed    bool   // and the answer was none
+	answered  bool   // by the arbiter, but a promise to the peer makes us wait
+	notBefore Now    // until then
 }
 
 // ask opens a question.
@@ -83,17 +85,49 @@ func (m *Machine) rewatch() { m.watch = m.cfg.Coordinated || m.undecided() }
 
 // mustWait says whether a request of a front end has to wait for an answer, or a licence. It is asked with watch only.
 func (m *Machine) mustWait(r *Request) bool {
-	return m.undecided()
+	switch {
+	case !m.cfg.Coordinated:
+		return m.undecided()
+	case !m.licensed():
+		return true
+	}
+	return r.Kind != AppRead && m.undecided() // what was acknowledged may be read on
+}
+
+// unsure says whether a read may show a write that is not acknowledged. It may never be: with this node it may be lost, and who
+// leads next would show what was there before.
+func (r *Request) unsure() bool {
+	for o := r.v.head; o != nil; o = o.nxt {
+		if o.isApp() && o.isWrite() && o.begun && o.overlaps(r) {
+			return true
+		}
+	}
+	return false
 }
 
 // mayAnswer says whether the outcome of a request may be told. It is asked with watch only.
-func (m *Machine) mayAnswer(r *Request) bool {
-	return !m.undecided()
+func (m *Machine) mayAnswer(r *Request, err error) bool {
+	switch {
+	case !m.cfg.Coordinated:
+		return !m.undecided()
+	case !m.licensed():
+		return false
+	case err != nil:
+		return true
+	case r.Kind == AppRead:
+		return !r.unsure()
+	case !r.begun:
+		return true
+	case r.Kind == AppFlush:
+		return !m.undecided()
+	}
+	return m.everywhere(r)
 }
 
 // goOn lets everything go on that the last answer allows.
 func (m *Machine) goOn() {
-	if !m.undecided() && m.role == wire.Primary {
+	if m.owed && !m.undecided() && m.role == wire.Primary {
+		m.owed = false
 		for _, v := range m.vols {
 			if v.disk == wire.UpToDate && m.leftBehind(v) {
 				m.newCurrent(v)
@@ -109,7 +143,7 @@ func (m *Machine) goOn() {
 // leftBehind says whether a peer does not get what is written from now on, which it would have had.
 func (m *Machine) leftBehind(v *volume) bool {
 	for _, l := range v.pv {
-		if l.bm != nil && l.conn < wire.Connected && !l.replicates() {
+		if l.bm != nil && (l.conn < wire.Connected || l.disk < wire.Inconsistent) {
 			return true
 		}
 	}
@@ -125,6 +159,10 @@ func (m *Machine) dropQuestions(why string) {
 
 // review opens the questions that the present state asks, and closes those that it has answered.
 func (m *Machine) review() {
+	if m.cfg.Coordinated {
+		m.reviewLicence()
+		return
+	}
 	for _, p := range m.peers {
 		m.reviewFence(p)
 	}
@@ -143,7 +181,7 @@ type QuestionView struct {
 }
 
 func (q *question) view() QuestionView {
-	return QuestionView{ID: q.id, Peer: q.peer(), Why: q.why, Seq: q.seq, Since: q.since, Promotion: q.promotion}
+	return QuestionView{ID: q.id, Peer: q.peer(), Why: q.why, Seq: q.seq, Since: q.since, NotBefore: q.notBefore, Promotion: q.promotion}
 }
 
 // Exit codes of the handler fence-peer (drbd-cli.md 1.7).
@@ -208,11 +246,11 @@ func (m *Machine) resend(p *peer) {
 					continue
 				}
 				if !r.ended {
-					r.postponed = true // when the disk has it
+					r.postponed, r.again = true, true // when the disk has it
 					continue
 				}
 				m.unhold(r)
-				m.resubmit(r)
+				m.resubmit(r).again = true
 				again = true
 				break
 			}
@@ -318,14 +356,14 @@ func (m *Machine) outdateSelf(*peer) {
 // fenceAnswered goes on after the answer.
 func (m *Machine) fenceAnswered(q *question, err error) {
 	pr := m.promoting
-	if !q.promotion || pr == nil || pr.fencing == 0 {
+	if !q.promotion || pr == nil || pr.waits == 0 {
 		m.goOn()
 		return
 	}
 	if err != nil && pr.fenceErr == nil {
 		pr.fenceErr = err
 	}
-	if pr.fencing--; pr.fencing > 0 {
+	if pr.waits--; pr.waits > 0 {
 		return
 	}
 	if pr.fenceErr != nil && !pr.force {
@@ -339,11 +377,11 @@ func (m *Machine) fenceAnswered(q *question, err error) {
 func (m *Machine) fenceFirst(pr *roleChange) bool {
 	for _, p := range m.peers {
 		if m.fences(p) && m.unknown(p) && m.about(p) == nil {
-			pr.fencing++
+			pr.waits++
 			m.fence(p, true, false)
 		}
 	}
-	return pr.fencing > 0
+	return pr.waits > 0
 }
 
 // promoteFenced: what the lost peers do is known. Data that was not known to be the newest is, without them.

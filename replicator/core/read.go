@@ -182,6 +182,10 @@ func (m *Machine) peerRead(l *link, pkt *wire.Packet) error {
 	if !v.inside(off, length) {
 		return errors.New("read request beyond the end")
 	}
+	if m.oldTerm(l.p) {
+		m.refuseTerm(l.p) // what it would show may be old
+		return nil
+	}
 	if v.disk != wire.UpToDate {
 		m.ack(l, wire.NegDReply, pkt.Sector, pkt.BlockID, pkt.Size)
 		return nil

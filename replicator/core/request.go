@@ -69,6 +69,7 @@ type reqState struct {
 	armedAt   uint64
 	covers    uint64 // OpFlush: the writes done before it began
 	csum      bool   // SyncWrite, SyncRead: by checksum
+	again     bool   // sent a second time, because the peer was away: its bits are set though nothing is missing any more
 }
 
 // NewRequest takes a Request from the free list.
@@ -125,7 +126,7 @@ func (m *Machine) releasePeer(r *Request) {
 		return
 	}
 	m.reconnect(p)
-	if pr := m.promoting; pr != nil && !pr.granted && pr.fencing == 0 && len(pr.asked) == 0 {
+	if pr := m.promoting; pr != nil && !pr.granted && pr.waits == 0 && len(pr.asked) == 0 {
 		m.promoteNext(pr)
 	}
 }

@@ -172,6 +172,9 @@ func (m *Machine) judge(l *link, mask, val wire.State) int32 {
 		}
 		return codeUnsupported
 	case mask&maskRole != 0 && val.Role() == wire.Primary:
+		if m.oldTerm(p) {
+			return codeRefused
+		}
 		if m.role == wire.Primary && !m.twoPrimaries(p) || m.promoting != nil && p.li.ResolveConflicts {
 			return codeTwoPrimaries
 		}

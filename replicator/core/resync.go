@@ -640,6 +640,7 @@ func (m *Machine) targetDone(l *link) {
 		m.reportOthers(l)
 		m.resyncOver(l)
 		m.crashOver(v)
+		m.review()
 		m.runHandler(v.num, l.p.idx, "after-resync-target")
 	})
 }
@@ -671,6 +672,7 @@ func (m *Machine) sourceDone(l *link) {
 	m.writeSuper(v, false, true, false, nil)
 	m.resyncOver(l)
 	m.crashOver(v)
+	m.review()
 }
 
 func (m *Machine) resyncOver(l *link) {

@@ -18,8 +18,8 @@ type roleChange struct {
 	closed  bool    // demotion: no new requests
 	err     error
 
-	fencing  int   // peers that the handler fence-peer is asked about
-	fenceErr error // what it said of one that is not fenced
+	waits    int   // answers of the handler fence-peer, or of the disk, that come first
+	fenceErr error // what the handler said of a peer that is not fenced
 }
 
 // Promote makes this node Primary on all volumes, with the consent of the connected peers.
@@ -39,9 +39,16 @@ func (m *Machine) Promote(now Now, force bool, cmd any) {
 			return
 		}
 	}
+	if m.cfg.Coordinated {
+		if err := m.mayLeadNow(); err != nil {
+			m.result(cmd, err)
+			return
+		}
+	}
 	pr := &roleChange{cmd: cmd, force: force}
 	m.promoting = pr
-	if !m.fenceFirst(pr) {
+	m.tellTerm() // and that we want to lead
+	if !m.vouchFirst(pr) && !m.fenceFirst(pr) {
 		m.promoteAsk(pr)
 	}
 }
@@ -138,6 +145,8 @@ func (m *Machine) promoteNext(pr *roleChange) {
 func (m *Machine) promoteFailed(pr *roleChange, err error) {
 	m.promoting = nil
 	m.dropQuestions("not promoted")
+	m.tellTerm()
+	m.secondaryNow()
 	for _, v := range m.vols {
 		m.report(v) // peers that agreed hear that we are Secondary still
 	}
@@ -172,8 +181,8 @@ func (m *Machine) promote(pr *roleChange) {
 
 // generationOfPrimary starts a new generation where the peer's data will stay behind (17.2).
 func (m *Machine) generationOfPrimary(v *volume, forced bool) {
-	if v.disk != wire.UpToDate {
-		return
+	if v.disk != wire.UpToDate || m.cfg.Coordinated && !forced {
+		return // coordinated: who stays behind is asked first (startWaiting)
 	}
 	behind := false
 	for _, l := range v.pv {
@@ -217,7 +226,13 @@ func (m *Machine) generationOfPrimary(v *volume, forced bool) {
 func (m *Machine) promoted(pr *roleChange) {
 	m.promoting = nil
 	if pr.err != nil {
+		if m.cfg.Coordinated {
+			for _, v := range m.vols {
+				m.writeSuper(v, false, false, false, nil) // it says Primary
+			}
+		}
 		m.result(pr.cmd, pr.err)
+		m.secondaryNow()
 		return
 	}
 	m.role = wire.Primary
@@ -235,6 +250,9 @@ func (m *Machine) promoted(pr *roleChange) {
 		}
 	}
 	m.emit(RoleChanged, -1, -1)
+	if m.cfg.Coordinated {
+		m.startWaiting()
+	}
 	m.review()
 	for _, p := range m.peers {
 		m.unfence(p)
@@ -263,11 +281,19 @@ func (m *Machine) Demote(now Now, force bool, cmd any) {
 		q := m.frozen
 		m.frozen = nil
 		for _, r := range q {
-			m.fail(r, ErrNotPrimary)
+			m.fail(r, nil, m.whyNotPrimary())
 		}
-		m.failHeld(ErrNotPrimary)
+		m.failHeld(m.whyNotPrimary())
 	}
 	m.demoteIfIdle()
+}
+
+// whyNotPrimary is what requests fail with that a demotion ends.
+func (m *Machine) whyNotPrimary() error {
+	if m.co.deposed {
+		return ErrDeposed
+	}
+	return ErrNotPrimary
 }
 
 func (m *Machine) demoteIfIdle() {
@@ -289,7 +315,7 @@ func (m *Machine) demoteIfIdle() {
 	}
 	d.granted = true
 	m.role = wire.Secondary
-	m.dropQuestions("Secondary now")
+	m.leftPrimary()
 	d.open = len(m.vols)
 	for _, v := range m.vols {
 		v.sup.Current &^= 1
@@ -308,7 +334,16 @@ func (m *Machine) demoteIfIdle() {
 			m.reportAll()
 			m.emit(RoleChanged, -1, -1)
 			m.result(d.cmd, d.err)
+			m.secondaryNow()
 		})
+	}
+}
+
+// leftPrimary: nothing is waited for any more.
+func (m *Machine) leftPrimary() {
+	m.dropQuestions("Secondary now")
+	if m.cfg.Coordinated {
+		m.stopWaiting()
 	}
 }
 
@@ -326,7 +361,7 @@ func (m *Machine) demoteForSplit() bool {
 		}
 	}
 	m.role = wire.Secondary
-	m.dropQuestions("Secondary now")
+	m.leftPrimary()
 	for _, v := range m.vols {
 		v.sup.Current &^= 1
 		m.writeSuper(v, true, true, false, nil)

@@ -25,9 +25,22 @@ func (m *Machine) Deadline() Now {
 			d = t
 		}
 	}
+	if m.cfg.Coordinated && m.role == wire.Primary {
+		if !m.co.expired && m.co.licence != forever && !m.co.deposed {
+			earliest(max(m.co.licence, 1))
+		}
+		for _, q := range m.questions {
+			if q.notBefore > 0 {
+				earliest(q.notBefore)
+			}
+		}
+	}
 	for _, p := range m.peers {
 		if !p.up {
 			continue
+		}
+		if p.askAt > 0 && !m.co.deposed && m.co.saved >= m.co.rec.Term && p.state == wire.Connected && p.terms() {
+			earliest(p.askAt)
 		}
 		n := &p.cfg.Net
 		_, meta := p.lastReceived(m.now)
@@ -74,6 +87,13 @@ func (p *peer) lastReceived(now Now) (data, meta Now) {
 // Tick does what time asks for.
 func (m *Machine) Tick(now Now) {
 	m.tick(now)
+	if m.cfg.Coordinated && m.role == wire.Primary {
+		m.licensed()
+		m.review()
+		m.askPromises()
+		m.settle()
+		m.goOn()
+	}
 	for _, p := range m.peers {
 		if p.up {
 			m.tickPeer(p)

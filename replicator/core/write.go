@@ -30,6 +30,10 @@ func (m *Machine) Submit(now Now, r *Request) {
 // enter admits a request, or lets it wait.
 func (m *Machine) enter(r *Request) {
 	if m.suspended() || m.watch && m.mustWait(r) {
+		if m.failing() {
+			m.fail(r, nil, ErrNoLicence)
+			return
+		}
 		m.frozen = append(m.frozen, r)
 		return
 	}
@@ -338,6 +342,7 @@ func (m *Machine) barrierAck(p *peer, nr, size uint32) error {
 		p.flushWait = p.flushWait[1:]
 		r.parts[p.idx].state, r.parts[p.idx].ok = partDone, true
 		m.advance(r)
+		m.retire(r) // if it was answered before
 	}
 	m.drainOver(p)
 	return nil
@@ -396,6 +401,10 @@ func (pt *part) satisfied(sure bool) bool {
 // advance completes an application request when disk and peers have done their part.
 func (m *Machine) advance(r *Request) {
 	if r.ended || !r.isApp() || r.local == localRunning && !r.failed {
+		return
+	}
+	if m.co.deposed && r.Kind != AppRead {
+		m.fail(r, nil, ErrDeposed) // nobody waits for the peers any more
 		return
 	}
 	if r.postponed {
@@ -500,34 +509,39 @@ func (r *Request) logged() bool {
 // finish answers an application request, unless completions wait for a superblock, an answer or a licence.
 func (m *Machine) finish(r *Request, err error) {
 	r.ended = true
-	if m.watch && !m.mayAnswer(r) && m.demoting != nil && m.demoting.force {
-		m.fail(r, err)
+	wait := m.watch && !m.mayAnswer(r, err)
+	switch {
+	case wait && m.demoting != nil && m.demoting.force:
+		m.fail(r, err, m.whyNotPrimary())
+		return
+	case wait && m.failing():
+		m.fail(r, err, ErrNoLicence)
 		return
 	}
-	if r.v.hold > 0 && r.Kind != AppRead || m.watch && !m.mayAnswer(r) {
+	if wait || r.v.hold > 0 && r.Kind != AppRead {
 		r.v.held = append(r.v.held, heldCompletion{r, err})
 		return
 	}
 	m.answer(r, err)
 }
 
-// fail answers a request whose outcome may not be told, whatever it is.
-func (m *Machine) fail(r *Request, err error) {
+// fail answers a request whose outcome may not be told: with its own error if it has one.
+func (m *Machine) fail(r *Request, err, why error) {
 	if err == nil {
-		err = ErrNotPrimary
+		err = why
 	}
 	r.ended = true
 	m.answer(r, err)
 }
 
 // failHeld fails the requests whose outcome may not be told.
-func (m *Machine) failHeld(err error) {
+func (m *Machine) failHeld(why error) {
 	for _, v := range m.vols {
 		held := v.held
 		v.held = nil
 		for _, h := range held {
-			if m.watch && !m.mayAnswer(h.r) {
-				m.fail(h.r, err)
+			if m.watch && !m.mayAnswer(h.r, h.err) {
+				m.fail(h.r, h.err, why)
 			} else {
 				m.finish(h.r, h.err)
 			}
@@ -539,13 +553,29 @@ func (m *Machine) answer(r *Request, err error) {
 	e := m.emit(Complete, r.Vol, -1)
 	e.Req, e.Err = r, err
 	v := r.v
+	if r.again && err == nil {
+		m.madeUp(r)
+	}
 	v.appBusy--
 	r.told = true
 	m.answered(r)
+	write := m.watch && r.isWrite()
 	m.unlist(r)
 	m.retire(r)
+	if write {
+		m.releaseHeld(v) // reads that may have shown it
+	}
 	if v.appBusy == 0 && m.demoting != nil {
 		m.demoteIfIdle()
+	}
+}
+
+// madeUp clears the bits of a write that was sent again: it is on both disks now.
+func (m *Machine) madeUp(r *Request) {
+	for i, l := range r.v.pv {
+		if pt := &r.parts[i]; pt.ok && !pt.neg && pt.want == wire.WriteAck && r.v.disk == wire.UpToDate && r.localErr == nil {
+			m.inSync(l, r.Off, r.Len)
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/hawser-ha/hawser/replicator/wire"
 )
@@ -200,11 +199,6 @@ func (c *Conn) LastRecv(s Socket) int64 {
 // data from the next packet on. Call it in Handler.Data, when P_PROTOCOL or
 // P_PROTOCOL_UPDATE tells the peer's integrity algorithm.
 func (c *Conn) SetRecvDigest(size int) { c.rdata.digest = size }
-
-var started = time.Now()
-
-// Now is the monotonic clock behind the times a Conn tells, in nanoseconds.
-func Now() int64 { return int64(time.Since(started)) }
 
 // broken wraps an error of a socket.
 func broken(s Socket, err error) error {

@@ -68,6 +68,20 @@ func Append(dst []byte, version int, features uint32, p *Packet) []byte {
 		return appendUUIDs(dst, body[*UUIDsBody](p))
 	case Sizes:
 		return appendSizes(dst, n, body[*SizesBody](p))
+	case Term:
+		b := body[*TermBody](p)
+		dst = be.AppendUint64(dst, b.Term)
+		dst = be.AppendUint32(dst, uint32(b.Holder))
+		return be.AppendUint32(dst, bit(b.Primary))
+	case DiskID:
+		b := body[*DiskIDBody](p)
+		dst = be.AppendUint64(dst, b.Device)
+		return be.AppendUint64(dst, uint64(bit(b.Vouched)))
+	case PromiseRequest, Promise:
+		b := body[*PromiseBody](p)
+		dst = be.AppendUint64(dst, b.ID)
+		dst = be.AppendUint64(dst, b.Term)
+		return be.AppendUint64(dst, b.Duration)
 	case ConnectionFeatures:
 		f := body[*FeaturesBody](p)
 		dst = be.AppendUint32(dst, f.ProtocolMin)
@@ -76,6 +90,13 @@ func Append(dst []byte, version int, features uint32, p *Packet) []byte {
 		return appendZeros(dst, 60)
 	}
 	return appendZeros(dst, n) // no content: pings, P_UNPLUG_REMOTE, P_DELAY_PROBE, bitmap, ...
+}
+
+func bit(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // body is the content of a packet that must have one.
@@ -155,6 +176,15 @@ func Parse(version int, features uint32, digestSize int, cmd Command, vol uint16
 		p.Ext = parseUUIDs(b)
 	case Sizes:
 		p.Ext = parseSizes(b)
+	case Term:
+		good = be.Uint32(b[12:]) <= 1
+		p.Ext = &TermBody{Term: be.Uint64(b), Holder: int32(be.Uint32(b[8:])), Primary: be.Uint32(b[12:])&1 != 0}
+	case DiskID:
+		good = be.Uint64(b[8:]) <= 1
+		p.Ext = &DiskIDBody{Device: be.Uint64(b), Vouched: be.Uint64(b[8:])&1 != 0}
+	case PromiseRequest, Promise:
+		p.Ext = &PromiseBody{ID: be.Uint64(b), Term: be.Uint64(b[8:]), Duration: be.Uint64(b[16:])}
+		good = be.Uint64(b[16:]) <= maxPromise
 	case ConnectionFeatures:
 		p.Ext = &FeaturesBody{ProtocolMin: be.Uint32(b), Features: be.Uint32(b[4:]), ProtocolMax: be.Uint32(b[8:])}
 	case Protocol, ProtocolUpdate:

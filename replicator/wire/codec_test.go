@@ -62,11 +62,14 @@ func TestPacketsSurviveARoundTrip(t *testing.T) {
 		{Cmd: Protocol, Ext: &ProtocolBody{3, 1, 2, 3, true, true, true, ""}},
 		{Cmd: ProtocolUpdate, Ext: &ProtocolBody{Protocol: 1, IntegrityAlg: strings.Repeat("a", MaxString)}},
 		{Cmd: SyncParam89, Ext: &SyncParamBody{250, "crc32c", strings.Repeat("b", MaxString), 20, 10, 100, 102400}},
+		{Cmd: Term, Ext: &TermBody{1 << 50, NoHolder, true}}, {Cmd: Term, Ext: &TermBody{7, 2, false}},
+		{Cmd: DiskID, Ext: &DiskIDBody{0x5ea8983cb3433cc7, true}},
+		{Cmd: PromiseRequest, Ext: &PromiseBody{1, 7, 10e9}}, {Cmd: Promise, Ext: &PromiseBody{1, 7, maxPromise}},
 	}
 	for _, p := range packets {
 		p.Vol = 3
-		b := Append(nil, VersionMax, everyFeature, &p)
-		got, err := decode(VersionMax, everyFeature, 0, b)
+		b := Append(nil, VersionMax, everyFeature|FeatureTerm, &p)
+		got, err := decode(VersionMax, everyFeature|FeatureTerm, 0, b)
 		if err != nil {
 			t.Errorf("%s: %v", p.Cmd, err)
 		}
@@ -141,6 +144,12 @@ func TestBadPacketsAreRefused(t *testing.T) {
 		b        []byte
 		want     error
 	}{
+		{"a term without its feature", everyFeature, 0, raw(Term, 16, 16, nil), ErrCommand},
+		{"a promise without its feature", everyFeature, 0, raw(Promise, 24, 24, nil), ErrCommand},
+		{"a term that is too short", FeatureTerm, 0, raw(Term, 8, 8, nil), ErrLength},
+		{"a term with unknown flags", FeatureTerm, 0, raw(Term, 16, 16, size(12, 2)), ErrSize},
+		{"a disk with unknown flags", FeatureTerm, 0, raw(DiskID, 16, 16, size(12, 2)), ErrSize},
+		{"a promise for years", FeatureTerm, 0, raw(PromiseRequest, 24, 24, size(16, 0x10000000)), ErrSize},
 		{"wrong magic", 0, 0, []byte("GET / HTTP/1.0\r\n"), ErrMagic},
 		{"short header after the handshake", 0, 0, append(AppendHeader(nil, 99, Ping, 0, 0), make([]byte, 8)...), ErrMagic},
 		{"header pad not zero", 0, 0, append(AppendHeader(nil, 101, Ping, 0, 0)[:12], 0, 0, 0, 1), ErrPad},
@@ -236,7 +245,8 @@ func TestKnownDigests(t *testing.T) {
 
 func TestCommandsBelongToASocket(t *testing.T) {
 	meta := "P_PING P_PING_ACK P_RECV_ACK P_WRITE_ACK P_RS_WRITE_ACK P_SUPERSEDED P_NEG_ACK P_NEG_DREPLY P_NEG_RS_DREPLY " +
-		"P_BARRIER_ACK P_STATE_CHG_REPLY P_OV_RESULT P_RS_IS_IN_SYNC P_DELAY_PROBE P_RS_CANCEL P_CONN_ST_CHG_REPLY P_RETRY_WRITE"
+		"P_BARRIER_ACK P_STATE_CHG_REPLY P_OV_RESULT P_RS_IS_IN_SYNC P_DELAY_PROBE P_RS_CANCEL P_CONN_ST_CHG_REPLY P_RETRY_WRITE " +
+		"P_PROMISE_REQUEST P_PROMISE"
 	var got []string
 	for c := range Command(0x40) {
 		if c.OnMeta() {
@@ -271,23 +281,28 @@ func FuzzDecode(f *testing.F) {
 		{Cmd: Data, Tail: 512}, {Cmd: Trim, Size: 4096}, {Cmd: Protocol, Ext: &ProtocolBody{IntegrityAlg: "md5"}},
 		{Cmd: SyncParam89, Ext: &SyncParamBody{VerifyAlg: "crc32c"}}, {Cmd: Sizes, Ext: &SizesBody{}},
 		{Cmd: UUIDs, Ext: &UUIDsBody{}}, {Cmd: WriteAck}, {Cmd: Barrier},
+		{Cmd: Term, Ext: &TermBody{}}, {Cmd: DiskID, Ext: &DiskIDBody{}}, {Cmd: Promise, Ext: &PromiseBody{}},
 	} {
 		for _, v := range []uint8{101, 99, 88} {
-			f.Add(v-VersionMin, uint8(everyFeature), uint8(4), Append(nil, int(v), everyFeature, &p))
+			f.Add(v-VersionMin, uint8(everyFeature|0x80), uint8(4), Append(nil, int(v), everyFeature|FeatureTerm, &p))
 		}
 	}
-	f.Fuzz(func(t *testing.T, v, features, digest uint8, b []byte) {
+	f.Fuzz(func(t *testing.T, v, bits, digest uint8, b []byte) {
+		features := uint32(bits)
+		if bits&0x80 != 0 { // the bits in between mean nothing
+			features |= FeatureTerm
+		}
 		version := VersionMin + int(v)%(VersionMax-VersionMin+1)
-		p, err := decode(version, uint32(features), int(digest)%(MaxDigest+1), b)
+		p, err := decode(version, features, int(digest)%(MaxDigest+1), b)
 		if err != nil {
 			return
 		}
-		again := Append(nil, version, uint32(features), &p)
-		q, err := decode(version, uint32(features), int(digest)%(MaxDigest+1), again)
+		again := Append(nil, version, features, &p)
+		q, err := decode(version, features, int(digest)%(MaxDigest+1), again)
 		if err != nil || !reflect.DeepEqual(p, q) {
 			t.Fatalf("%v\n%+v\n%+v", err, p, q)
 		}
-		if twice := Append(nil, version, uint32(features), &q); !bytes.Equal(again, twice) {
+		if twice := Append(nil, version, features, &q); !bytes.Equal(again, twice) {
 			t.Fatalf("%x\n%x", again, twice)
 		}
 	})

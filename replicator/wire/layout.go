@@ -17,7 +17,8 @@ const (
 	ChallengeSize    = 64  // bytes of a P_AUTH_CHALLENGE of ours
 	ChallengeSizeMax = 128 // bytes that are accepted
 
-	maxSector = 1 << 54 // so that a byte position fits 63 bits
+	maxSector  = 1 << 54    // so that a byte position fits 63 bits
+	maxPromise = 3600 * 1e9 // ns; leases are of seconds
 )
 
 // DataLimit is the largest data block of a version, in bytes.
@@ -102,6 +103,10 @@ var layouts = [0x40]layout{
 	RSThinReq:        {"P_RS_THIN_REQ", 24, false, onData},
 	RSDeallocated:    {"P_RS_DEALLOCATED", 16, false, onData},
 	Zeroes:           {"P_ZEROES", 28, false, onData},
+	Term:             {"P_TERM", 16, false, onData},
+	DiskID:           {"P_DISK_ID", 16, false, onData},
+	PromiseRequest:   {"P_PROMISE_REQUEST", 24, false, onMeta},
+	Promise:          {"P_PROMISE", 24, false, onMeta},
 }
 
 var (
@@ -149,6 +154,8 @@ func FixedSize(version int, features uint32, cmd Command) (n int, tailAllowed, o
 	case cmd == Sizes && features&FeatureWSame != 0:
 		return 56, false, true
 	case cmd == SyncParam && version >= 89, cmd == SyncParam89 && version < 89:
+		return 0, false, false
+	case cmd >= Term && cmd <= Promise && features&FeatureTerm == 0:
 		return 0, false, false
 	case cmd == Protocol && version < 87:
 		return 24, false, true

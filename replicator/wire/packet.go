@@ -52,6 +52,10 @@ const (
 	RSDeallocated      Command = 0x33
 	WSame              Command = 0x34
 	Zeroes             Command = 0x36
+	Term               Command = 0x3a // hawser's own from here, with FeatureTerm
+	DiskID             Command = 0x3b
+	PromiseRequest     Command = 0x3c
+	Promise            Command = 0x3d
 	InitialMeta        Command = 0xfff1
 	InitialData        Command = 0xfff2
 	ConnectionFeatures Command = 0xfffe
@@ -78,6 +82,8 @@ const (
 	FeatureThinResync = 2
 	FeatureWSame      = 4
 	FeatureWZeroes    = 8
+	// FeatureTerm is hawser's own: P_TERM, P_DISK_ID and promises (docs/adr/0006). A drbd peer never offers it.
+	FeatureTerm = 1 << 27
 )
 
 // Block ids with a meaning of their own (drbd-wire.md section 8.2).
@@ -109,7 +115,30 @@ type Packet struct {
 	Mask    State  // mask of the state requests
 	Code    int32  // replies to state requests
 	UUID    uint64 // P_SYNC_UUID
-	Ext     any    // *ProtocolBody, *SyncParamBody, *SizesBody, *UUIDsBody, *FeaturesBody
+	Ext     any    // *ProtocolBody, *SyncParamBody, *SizesBody, *UUIDsBody, *FeaturesBody, *TermBody, *DiskIDBody, *PromiseBody
+}
+
+// NoHolder is the holder of a term that nobody holds, or nobody knows.
+const NoHolder = -1
+
+// TermBody is P_TERM: the highest term that the sender has seen. Every write on the connection carries the last one before it.
+type TermBody struct {
+	Term    uint64
+	Holder  int32 // node id of who holds it, NoHolder
+	Primary bool  // the sender is Primary, or about to be
+}
+
+// DiskIDBody is P_DISK_ID: the sender's disk of a volume.
+type DiskIDBody struct {
+	Device  uint64 // its device UUID; 0: it has none
+	Vouched bool   // the sender remembers it, with the term
+}
+
+// PromiseBody is P_PROMISE_REQUEST and P_PROMISE: not to run for primary for a while.
+type PromiseBody struct {
+	ID       uint64 // of the request, echoed
+	Term     uint64
+	Duration uint64 // ns; 0 in a request gives the promise back, in an answer it is refused
 }
 
 // ProtocolBody is P_PROTOCOL and P_PROTOCOL_UPDATE.
