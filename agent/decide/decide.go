@@ -106,6 +106,9 @@ func reasonText(r Reason, detail string) string {
 // leave says why this holder should not be Primary (any more); "": nothing speaks against it.
 func leave(v *View) (why Reason, detail string, until int64) {
 	t, l := &v.Truth, &v.Local
+	if v.Memory.Down {
+		return GoingDown, "", 0
+	}
 	if t.Stopped != "" && !v.Memory.Asked {
 		return Stopped, t.Stopped, 0
 	}
@@ -134,7 +137,7 @@ func leave(v *View) (why Reason, detail string, until int64) {
 		}
 		return DrainRefused, v.whyNobody(), 0
 	}
-	if l.Services == ServicesAskMove {
+	if l.AskMove {
 		if to := v.successor(); to != "" {
 			return ServicesFailed, l.ServText + "; to " + to, 0
 		}
@@ -250,7 +253,11 @@ func another(v *View) Plan {
 		return plan(Cleanup, l.ServText, Action{Kind: StopServices})
 	}
 	f := v.Truth.Nodes[h.Node].Fence
-	mayRun, _, _ := eligible(v)
+	free := v.clone() // what was promised to a node binds while it lives
+	if free.Local.Write != nil {
+		free.Local.Write.Bound = 0
+	}
+	mayRun, _, _ := eligible(&free)
 	switch {
 	case f == FenceConfirmed && mayRun:
 		return plan(HolderFenced, held, Action{Kind: BreakHolder, Nodes: []string{h.Node}})
@@ -309,6 +316,12 @@ func nobody(v *View) Plan {
 // hold the term without a copy.
 func (v *View) servesFromPeers() bool { return false }
 
+// lastIsDead: who held the term last is off for sure.
+func (v *View) lastIsDead() bool {
+	l := v.Truth.Last
+	return v.Truth.Holder == nil && l != nil && l.Node != v.Self && v.Truth.Nodes[l.Node].Fence == FenceConfirmed
+}
+
 // eligible says whether this Secondary may run for primary, by which rule, and until when to wait if not.
 func eligible(v *View) (ok bool, why Reason, p Plan) {
 	l, m, t := &v.Local, &v.Memory, &v.Truth
@@ -317,9 +330,11 @@ func eligible(v *View) (ok bool, why Reason, p Plan) {
 	}
 	set, w := t.InSync.Member(v.Self), l.Write
 	switch { // what nobody can overrule, or only --force
+	case m.Down:
+		return no(GoingDown, "", 0)
 	case !l.Up:
 		return no(NotUp, l.Why, 0)
-	case w != nil && w.Bound > v.Now:
+	case w != nil && w.Bound > v.Now && !v.lastIsDead():
 		return no(Promised, "", w.Bound)
 	case m.Force && !(set != nil && v.me()):
 		if len(l.Disks) == 0 {
@@ -351,7 +366,7 @@ func eligible(v *View) (ok bool, why Reason, p Plan) {
 		return no(Braked, m.BrakeWhy, m.Brake)
 	case t.Nodes[v.Self].Drained:
 		return no(Drained, "", 0)
-	case l.Services == ServicesAskMove && v.successor() != "":
+	case l.AskMove && v.successor() != "":
 		return no(ServicesFailed, l.ServText, 0)
 	case sw != nil && sw.Due && sw.To == v.Self:
 		return true, Switching, Plan{Detail: "to " + v.Self}

@@ -170,7 +170,7 @@ func TestWhatMayNeverHappen(t *testing.T) {
 					fail(&v, p, "takes a disk for good that is not")
 				case !a.First && l.Role != Primary && (!l.DiskGood || l.Unvouch || l.Disks[0] != 1):
 					fail(&v, p, "runs with a bad disk")
-				case l.Role != Primary && l.Write.Bound > v.Now:
+				case l.Role != Primary && l.Write.Bound > v.Now && !a.Dead:
 					fail(&v, p, "breaks its promise")
 				case l.Role != Primary && v.frozen():
 					fail(&v, p, "is promoted in maintenance")

@@ -53,6 +53,7 @@ const (
 	Asked          Reason = "asked"
 	Forced         Reason = "forced"
 	Free           Reason = "free"
+	GoingDown      Reason = "going-down"
 )
 
 // texts say each rule as a sentence.
@@ -104,6 +105,7 @@ var texts = map[Reason]string{
 	FenceHolder:    "the Primary does not answer: it is fenced",
 	Asked:          "a person asks for it, and this node is in sync",
 	Forced:         "a person forces it: what only other nodes have may be lost",
+	GoingDown:      "the resource is taken down on this node by command",
 	Free:           "nobody holds the term, and this node is in sync",
 }
 

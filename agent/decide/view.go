@@ -110,13 +110,10 @@ const (
 	ServicesStopped Services = "stopped" // every one is, for sure
 	ServicesRunning Services = "running" // wanted: they run, or are being started
 	ServicesLeaving Services = "stopping"
-	ServicesAskMove Services = "ask-move" // one failed too often here
 )
 
 // up reports whether something may run.
-func (s Services) up() bool {
-	return s == ServicesRunning || s == ServicesLeaving || s == ServicesAskMove
-}
+func (s Services) up() bool { return s == ServicesRunning || s == ServicesLeaving }
 
 // Local is what this node's replicator and services say. It is also what the node tells the others.
 type Local struct {
@@ -134,14 +131,17 @@ type Local struct {
 	Question []control.Question   `json:"questions,omitempty"`
 	Write    *control.WriteStatus `json:"write,omitempty"`
 	Services Services             `json:"services,omitempty"`
+	AskMove  bool                 `json:"ask-move,omitempty"` // one failed too often here
 	ServText string               `json:"services-text,omitempty"`
 }
 
 // Memory is what the loop remembers from before.
 type Memory struct {
-	Asked      bool   `json:"asked,omitempty"` // a person asks this node to become Primary
-	Force      bool   `json:"force,omitempty"` // though it is not in sync
-	Brake      int64  `json:"brake,omitempty"` // after a failure nothing is tried before
+	Asked      bool   `json:"asked,omitempty"`  // a person asks this node to become Primary
+	Force      bool   `json:"force,omitempty"`  // though it is not in sync
+	Down       bool   `json:"down,omitempty"`   // a person takes the resource down on this node
+	Brake      int64  `json:"brake,omitempty"`  // after a failure nothing is tried before
+	Braked     int64  `json:"braked,omitempty"` // when that was
 	BrakeWhy   string `json:"brake-why,omitempty"`
 	Booted     int64  `json:"booted,omitempty"`   // when this agent began to look
 	Answered   uint64 `json:"answered,omitempty"` // the newest question that a grant answers

@@ -83,6 +83,9 @@ func (w *worker) do(ctx context.Context, v *decide.View, r *coord.Resource, view
 		if err := w.replica.Demote(ctx, false); err != nil {
 			if errors.Is(err, control.InUse) {
 				w.brake("its device is in use: " + err.Error())
+				if r.Switchover != nil { // a person asked for it, and hears of this
+					err = errors.Join(err, s.CancelSwitchover(ctx, r))
+				}
 			}
 			return err
 		}
@@ -204,6 +207,12 @@ func (w *worker) runFor(ctx context.Context, v *decide.View, r *coord.Resource, 
 			n.Switchover = nil
 		}
 	}, won.Seq)
+	if sw := n.Switchover; sw != nil && sw.To == ToNobody && p.Why != decide.Retake {
+		w.lifted = sw.Mod
+		if err := s.CancelSwitchover(ctx, n); err != nil {
+			w.log.Warn("the stop by command is still in etcd", "err", err)
+		}
+	}
 	def, known := w.m.o.Resource(w.name)
 	g, ok := w.grantOf(v, n, def)
 	if !known || !ok {

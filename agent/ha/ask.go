@@ -32,8 +32,11 @@ func (w *worker) settle(v *decide.View, e *decide.Explanation, err error) {
 		return
 	default:
 		code := control.Refused
-		if why == decide.NotUp {
+		switch why {
+		case decide.NotUp:
 			code = control.NotRunning
+		case decide.Following:
+			code = control.PeerPrimary
 		}
 		text := why.Text()
 		if e.Plan.Detail != "" {
@@ -72,11 +75,6 @@ func (m *Manager) Promote(ctx context.Context, name string, force bool, why stri
 		return control.Errorf(control.PeerPrimary, "%s is Primary (term %d)", p.Node, p.Term).On(name, control.All, p.Node).
 			WithHint(fmt.Sprintf("hawser switchover %s --to %s", name, m.o.Node))
 	}
-	if sw := r.Switchover; sw != nil && sw.To == ToNobody {
-		if err := m.o.Store.CancelSwitchover(ctx, r); err != nil {
-			return err
-		}
-	}
 	a := &ask{force: force, why: why, done: make(chan error, 1)}
 	w.mu.Lock()
 	if w.asked != nil {
@@ -113,6 +111,7 @@ func (m *Manager) Demote(ctx context.Context, name, by string) error {
 		}
 		return w.replica.Demote(ctx, false) // the second of two primaries, or none at all
 	}
+	began := m.o.Clock()
 	if _, err := m.o.Store.SetSwitchover(ctx, r, coord.Switchover{To: ToNobody, By: by}); err != nil {
 		return err
 	}
@@ -120,19 +119,19 @@ func (m *Manager) Demote(ctx context.Context, name, by string) error {
 		if r.Holder() == "" {
 			return true, nil
 		}
-		return false, m.stuck(name)
+		return false, m.stuck(name, began)
 	})
 }
 
 // stuck is why a holder that should leave does not.
-func (m *Manager) stuck(name string) error {
+func (m *Manager) stuck(name string, since int64) error {
 	w, err := m.worker(name)
 	if err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e := w.last; e != nil && e.View.Memory.Brake > e.View.Now {
+	if e := w.last; e != nil && e.View.Memory.Braked > since {
 		return control.Errorf(control.InUse, "%s", e.View.Memory.BrakeWhy).On(name, control.All, "")
 	}
 	return nil

@@ -92,8 +92,8 @@ func last(r *coord.Resource) *decide.Last {
 }
 
 // local makes of what the replicator says what is decided on.
-func local(st *control.Status, err error, services decide.Services, text string) decide.Local {
-	l := decide.Local{Services: services, ServText: text, Role: decide.Secondary}
+func local(st *control.Status, err error, s ServiceState) decide.Local {
+	l := decide.Local{Services: s.State, AskMove: s.AskMove, ServText: s.Text, Role: decide.Secondary}
 	switch {
 	case err != nil:
 		l.Maybe, l.Why = true, err.Error()
@@ -147,7 +147,7 @@ func ready(v *decide.View) (bool, string) {
 		return false, "it does not remember its disk"
 	case !m.Same(member(v.Self, l)):
 		return false, "it has another disk than the in-sync set says"
-	case l.Services == decide.ServicesAskMove:
+	case l.AskMove:
 		return false, "its services failed there"
 	case v.Memory.Brake > v.Now:
 		return false, "it failed there a moment ago"

@@ -26,11 +26,18 @@ type Replica interface {
 // Services are what runs on the volumes of one resource.
 type Services interface {
 	// State is that of the chain of the Primary.
-	State(resource string) (state decide.Services, text string)
+	State(resource string) ServiceState
 	// Role says that the chain of a role should run: Primary, Secondary, or "" none. It does not wait.
 	Role(resource, role string)
 	// Maintenance: nothing is started, stopped or watched.
 	Maintenance(resource string, on bool)
+}
+
+// ServiceState is how the chain of the Primary is.
+type ServiceState struct {
+	State   decide.Services
+	AskMove bool   // a service failed too often here
+	Text    string // for people
 }
 
 // Fencer makes sure that a node is off. It returns nil only when it is certain.

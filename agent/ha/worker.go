@@ -19,6 +19,7 @@ const (
 	statusTimeout = 2 * time.Second  // a status is there at once, or the replicator hangs
 	stepTimeout   = 30 * time.Second // of one action
 	lookEvery     = 2 * time.Second  // though nothing is said to have changed
+	quickMax      = 20               // so many steps in a row are one change; more are going in circles
 	againMin      = 50 * time.Millisecond
 	againMax      = 2 * time.Second
 	brakeMin      = time.Second
@@ -38,6 +39,7 @@ type worker struct {
 	override *coord.Resource // what our own transactions made of it, until the view has caught up
 	overRev  uint64
 	released uint64   // the term that is being given back, or was: it is never used again
+	lifted   uint64   // revision of a stop by command that a promotion by command has lifted
 	answers  []answer // newest last: what sets answered which questions
 	pid      int      // of the replicator that the questions belong to
 	sent     control.Grant
@@ -46,6 +48,7 @@ type worker struct {
 	fails    int
 	failed   int64 // when, on the boot clock
 	again    int   // rounds in a row that did the same
+	quick    int   // rounds in a row that did something
 	upFailed int64
 	upTries  int
 	did      decide.Plan
@@ -137,13 +140,14 @@ func (w *worker) pause(v *decide.View, p decide.Plan, err error) time.Duration {
 	same := reflect.DeepEqual(w.did, p)
 	w.did = p
 	if len(p.Actions) == 0 {
-		w.again = 0
+		w.again, w.quick = 0, 0
 		if p.Until > v.Now {
 			return min(max(time.Duration(p.Until-w.m.o.Clock()), time.Millisecond), lookEvery)
 		}
 		return lookEvery
 	}
-	if err == nil && !same {
+	w.quick++
+	if err == nil && !same && w.quick < quickMax {
 		w.again = 0
 		return 0 // look again at once
 	}
@@ -178,12 +182,11 @@ func (w *worker) bringUp(ctx context.Context) {
 func (w *worker) see(def Resource, view *coord.View, verr error, status *control.Status, serr error) (decide.View, *coord.Resource) {
 	now := w.m.o.Clock()
 	v := decide.View{Now: now, Self: w.m.o.Node, Resource: w.name, Policy: def.Policy}
-	var services decide.Services
-	var text string
+	var services ServiceState
 	if w.m.o.Services != nil {
-		services, text = w.m.o.Services.State(w.name)
+		services = w.m.o.Services.State(w.name)
 	}
-	v.Local = local(status, serr, services, text)
+	v.Local = local(status, serr, services)
 	if status != nil && status.PID != w.pid { // ids of questions belong to one life
 		w.pid, w.answers = status.PID, nil
 	}
@@ -195,6 +198,11 @@ func (w *worker) see(def Resource, view *coord.View, verr error, status *control
 		}
 		if w.override != nil {
 			r = w.override
+		}
+		if sw := r.Switchover; sw != nil && sw.Mod == w.lifted {
+			c := *r
+			c.Switchover = nil
+			r = &c
 		}
 		v.Truth = truth(view, r, w.m.o.Node, w.m.o.Session.Lease(), time.Now())
 		if h := v.Truth.Holder; h != nil && h.Term == w.released {
@@ -223,6 +231,7 @@ func (w *worker) see(def Resource, view *coord.View, verr error, status *control
 	if n := len(w.answers); n > 0 {
 		w.memory.Answered = w.answers[n-1].question
 	}
+	w.memory.Down = !def.Wanted
 	v.Memory = w.memory
 	w.mu.Lock()
 	if w.asked != nil {
@@ -267,7 +276,7 @@ func (w *worker) brake(why string) {
 	d := min(brakeMin<<min(w.fails, 10), brakeMax)
 	w.fails++
 	w.failed = now
-	w.memory.Brake, w.memory.BrakeWhy = now+int64(d), why
+	w.memory.Brake, w.memory.Braked, w.memory.BrakeWhy = now+int64(d), now, why
 }
 
 // grant tells the replicator what etcd says, if it does not know it yet.
