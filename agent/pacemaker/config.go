@@ -230,7 +230,13 @@ func (p *Plan) services(o ConfigOptions, clone string) error {
 
 func (p *Plan) fences(o ConfigOptions) error {
 	p.Properties = append(p.Properties, Param{"stonith-enabled", "true"})
-	if len(o.Nodes) == 2 && o.FenceDelay != "" && o.FenceDelay != "0s" {
+	nodes := slices.Clone(o.Nodes)
+	for _, f := range o.Fences { // also of a node that only votes
+		if !slices.Contains(nodes, f.Node) {
+			nodes = append(nodes, f.Node)
+		}
+	}
+	if len(nodes) == 2 && o.FenceDelay != "" && o.FenceDelay != "0s" {
 		p.Properties = append(p.Properties, Param{"priority-fencing-delay", o.FenceDelay})
 	}
 	seen := map[string]int{}

@@ -3,10 +3,13 @@ package pacemaker
 import (
 	"encoding/xml"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hawser-ha/hawser/agent/config"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -86,5 +89,44 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) {
 	}
 	if _, err := new(Plan).Render("json"); err == nil {
 		t.Error("a format that does not exist was taken")
+	}
+}
+
+// TestTheSampleIsWhatIsPrinted: etc/pacemaker/r0.crm is the configuration of etc/pacemaker/r0.yaml.
+func TestTheSampleIsWhatIsPrinted(t *testing.T) {
+	dir := filepath.Join("..", "..", "etc", "pacemaker")
+	data, err := os.ReadFile(filepath.Join(dir, "r0.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := config.Parse("r0.yaml", data)
+	if err != nil || len(res) != 1 {
+		t.Fatal(err)
+	}
+	o := ConfigOptions{Resource: res[0].Name, Agent: AgentOCF, FenceDelay: "5s", Mounts: []Mount{{0, "/srv/data", "ext4"}}, IPs: []string{"10.0.0.100/24"}}
+	for i, n := range res[0].Nodes {
+		o.Nodes = append(o.Nodes, n.Name)
+		f, err := ParseFence(fmt.Sprintf("%s=fence_ipmilan,ip=10.0.0.10%d,username=admin,password_script=/etc/hawser/ipmi-password,lanplus=1", n.Name, i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Fences = append(o.Fences, f)
+	}
+	plan, err := NewPlan(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := plan.Render("crm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "r0.crm")
+	if *update {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(file); err != nil || string(want) != text {
+		t.Errorf("%s is not what is printed (go test ./agent/pacemaker -update rewrites it): %v", file, err)
 	}
 }

@@ -385,9 +385,6 @@ For a second resource of the same cluster say --agent none: the agent is in the 
 				if err != nil {
 					return usage("--fence: %w", err)
 				}
-				if !slices.Contains(o.Nodes, d.Node) {
-					return usage("--fence: %s is no node of %s: these are %s", d.Node, res.Name, strings.Join(o.Nodes, ", "))
-				}
 				o.Fences = append(o.Fences, d)
 			}
 			mounts, err := f.GetStringArray("mount")

@@ -53,6 +53,44 @@ func (v *volume) failover(what string, do func(old string)) string {
 	return heir
 }
 
+// replicationLost cuts the replication only. The cluster's own network is there, so nobody has to be fenced: the Primary
+// bans its peer, and goes on.
+func (v *volume) replicationLost() {
+	v.t.Helper()
+	p := v.settled()
+	peer := v.other(p)
+	v.undisturbed("replication lost", func() {
+		v.cutReplication(p)
+		v.until("the peer is banned, on both nodes", soon, func() bool { return len(v.bans(p)) == 1 && len(v.bans(peer)) == 1 })
+	})
+	if text := v.on(p, "hawser", "status", "r0"); !strings.Contains(text, "fenced: "+peer+" may not be promoted, says "+p) {
+		v.t.Errorf("hawser status does not tell that %s is banned:\n%s", peer, text)
+	}
+	v.healReplication(p)
+	if now := v.settled(); now != p {
+		v.t.Errorf("the volume moved from %s to %s because the replication was lost", p, now)
+	}
+	v.until("the ban goes when the peer is UpToDate", soon, func() bool { return len(v.bans(p)) == 0 })
+}
+
+// cutReplication drops what the replicators of one node say and hear.
+func (v *volume) cutReplication(node string) {
+	v.t.Helper()
+	_, err := v.feed(`table inet cut {
+	chain in { type filter hook input priority 0; tcp dport 7789 drop; tcp sport 7789 drop; }
+	chain out { type filter hook output priority 0; tcp dport 7789 drop; tcp sport 7789 drop; }
+}
+`, "cluster", "exec", node, "--", "nft", "-f", "-")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+func (v *volume) healReplication(node string) {
+	v.t.Helper()
+	v.on(node, "nft", "delete", "table", "inet", "cut")
+}
+
 // What must always hold, in the life of one cluster.
 func TestLifeOfACluster(t *testing.T) {
 	v := start(t, setup{})
@@ -93,6 +131,8 @@ func TestLifeOfACluster(t *testing.T) {
 	v.on(p, "sh", "-c", "kill -9 $(cat /run/hawser/replicator/r0.pid)")
 	v.until("the volume is Primary again after its replicator was killed", 2*soon, func() bool { return v.primary() != "" })
 	v.acks(50)
+
+	v.replicationLost()
 
 	v.failover("power loss", func(old string) {
 		v.expect(old)

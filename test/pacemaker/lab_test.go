@@ -3,6 +3,7 @@ package pacemaker
 import (
 	"bytes"
 	"context"
+	"encoding/xml"
 	"flag"
 	"fmt"
 	"os"
@@ -206,14 +207,40 @@ func (l *lab) root(node string) (string, error) {
 	return root, nil
 }
 
-// fencings counts what the power switches were told: how often each node was switched off or on.
+// fencings counts how often a node was fenced, by the history that the cluster keeps, which begins with the oldest node
+// that is up. What the power switches were told would count repeated packets twice.
 func (l *lab) fencings(node string) int {
-	data, err := os.ReadFile(filepath.Join(l.dir, l.name, "bmc", node, "hook.log"))
-	if err != nil {
-		return 0
+	l.t.Helper()
+	var history struct {
+		Events []struct {
+			Target string `xml:"target,attr"`
+			Status string `xml:"status,attr"`
+		} `xml:"fence-history>fence_event"`
 	}
-	// fence_ipmilan switches off (which it leaves out for a node that is off) and then on; the simulator may be asked twice.
-	return strings.Count(string(data), "set power 1")
+	for _, n := range l.alive() {
+		out, err := l.try(n, "stonith_admin", "--history", node, "--output-as=xml")
+		if err != nil {
+			continue
+		}
+		if err := xml.Unmarshal([]byte(out), &history); err != nil {
+			l.t.Fatalf("%v: %s", err, out)
+		}
+		count := 0
+		for _, e := range history.Events {
+			if e.Target == node && e.Status == "success" {
+				count++
+			}
+		}
+		return count
+	}
+	l.t.Fatal("nobody tells about fencings")
+	return 0
+}
+
+// switched tells whether the power switch of a node was ever used.
+func (l *lab) switched(node string) bool {
+	data, err := os.ReadFile(filepath.Join(l.dir, l.name, "bmc", node, "hook.log"))
+	return err == nil && bytes.Contains(data, []byte(" set "))
 }
 
 // until polls a condition.

@@ -39,13 +39,15 @@ type volume struct {
 
 // setup is what a test wants to be different.
 type setup struct {
-	nodes  int    // of the cluster; 0: 2. All of them hold the volume
-	device string // "": none, only NBD
-	format string // of the configuration; "": crm
-	extra  []string
-	lab    []string          // settings of the lab
-	net    map[string]string // options
-	more   string            // at the end of the resource file
+	nodes   int             // of the cluster; 0: 2
+	holders int             // that hold the volume; 0: all
+	before  func(v *volume) // what the nodes need before the configuration is loaded
+	device  string          // "": none, only NBD
+	format  string          // of the configuration; "": crm
+	extra   []string
+	lab     []string          // settings of the lab
+	net     map[string]string // options
+	more    string            // at the end of the resource file
 }
 
 // start makes a cluster with r0, loads its configuration as it is printed, and waits until it is promoted.
@@ -59,7 +61,13 @@ func start(t *testing.T, s setup) *volume {
 	}
 	l := newLab(t, s.nodes, s.lab...)
 	v := &volume{lab: l, nodes: l.nodes, history: check.NewHistory(nil), fenced: map[string]int{}}
+	if s.holders > 0 {
+		v.nodes = l.nodes[:s.holders]
+	}
 	v.define(s)
+	if s.before != nil {
+		s.before(v)
+	}
 	for _, n := range v.nodes {
 		l.on(n, "sh", "-c", `hawser agent >/var/log/first-agent.log 2>&1 & pid=$!
 			until hawser version --json | grep -q agent; do sleep 0.1; done
@@ -101,7 +109,7 @@ func (v *volume) define(s setup) {
 
 // fences are the flags for the power switches.
 func (v *volume) fences() (args []string) {
-	for i, n := range v.nodes {
+	for i, n := range v.lab.nodes {
 		args = append(args, "--fence", fmt.Sprintf("%s=fence_ipmilan,ip=%s.20%d,username=admin,password=secret,lanplus=1,cipher=3,power_wait=0", n, v.net, i+1))
 	}
 	return args
@@ -331,6 +339,9 @@ func (v *volume) account() {
 	for _, n := range v.lab.nodes {
 		if got := v.fencings(n); got != v.fenced[n] {
 			v.t.Errorf("%s was fenced %d times, and had to be %d times", n, got, v.fenced[n])
+		}
+		if v.switched(n) != (v.fenced[n] > 0) {
+			v.t.Errorf("%s had to be fenced %d times, and its power switch was used: %v", n, v.fenced[n], v.switched(n))
 		}
 	}
 }
