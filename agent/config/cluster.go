@@ -308,7 +308,7 @@ func checkHost(text string) string {
 // listKeys looks at the items of the lists of the file, which nodeKeys does not know.
 func (p *parser) listKeys(n *yaml.Node, path string, item reflect.Type) {
 	if n.Kind != yaml.SequenceNode {
-		p.complaints.also(path, "it is not a list", "")
+		p.also(path, "it is not a list", "")
 		return
 	}
 	var known []string
