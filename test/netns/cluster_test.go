@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -29,9 +30,12 @@ type setup struct {
 	disk     map[string]string
 	options  map[string]string
 	handlers map[string]string
-	fault    []string // nodes whose disk is a faultfs
-	diskless string   // a node that has none
-	fresh    bool     // only create-md and up: the test brings up the rest
+	fault    []string              // nodes whose disk is a faultfs
+	diskless string                // a node that has none
+	fresh    bool                  // only create-md and up: the test brings up the rest
+	device   string                // of the volume; "": none
+	mounts   bool                  // each node has a mount namespace of its own, with its own /dev/hawser
+	services func(*cluster) string // what the resource file says of services
 }
 
 // cluster is three nodes with resource r0.
@@ -85,6 +89,9 @@ func start(t *testing.T, o setup) *cluster {
 	}
 	c.define()
 	for _, n := range c.nodes {
+		if o.mounts {
+			n.ownMounts()
+		}
 		n.startAgent()
 	}
 	for _, n := range c.data() {
@@ -141,7 +148,7 @@ func (c *cluster) definition() string {
 			fmt.Fprintf(&b, "        size: %dK\n", s>>10)
 		}
 	}
-	fmt.Fprintf(&b, "volumes:\n  - volume: 0\n    device: none\n")
+	fmt.Fprintf(&b, "volumes:\n  - volume: 0\n    device: %s\n", cmp.Or(c.o.device, "none"))
 	fmt.Fprintf(&b, "    size: %dK\n", c.o.size>>10)
 	net := map[string]string{"protocol": "C", "verify-alg": "crc32c", "connect-int": "2", "ping-int": "2", "timeout": "1500ms", "ko-count": "3"}
 	maps.Copy(net, c.o.net)
@@ -156,6 +163,9 @@ func (c *cluster) definition() string {
 		for _, k := range slices.Sorted(maps.Keys(s.opts)) {
 			fmt.Fprintf(&b, "  %s: %s\n", k, s.opts[k])
 		}
+	}
+	if c.o.services != nil {
+		b.WriteString(c.o.services(c))
 	}
 	return b.String()
 }

@@ -19,7 +19,7 @@ var (
 )
 
 // binaries are built once for all tests.
-var binaries struct{ dir, hawser, faultfs string }
+var binaries struct{ dir, hawser, faultfs, servicerun string }
 
 // slots bounds how many clusters run at once: they measure nothing when the machine is overloaded.
 var slots = make(chan struct{}, 2)
@@ -38,7 +38,7 @@ func run(m *testing.M) int {
 		}
 		defer os.RemoveAll(dir)
 		binaries.dir = dir
-		for name, pkg := range map[string]string{"hawser": "./cmd/hawser", "faultfs": "./test/faultfs/cmd/faultfs"} {
+		for name, pkg := range map[string]string{"hawser": "./cmd/hawser", "faultfs": "./test/faultfs/cmd/faultfs", "servicerun": "./test/servicerun"} {
 			args := []string{"build", "-o", filepath.Join(dir, name)}
 			if *racy {
 				args = append(args, "-race")
@@ -50,7 +50,7 @@ func run(m *testing.M) int {
 				return 1
 			}
 		}
-		binaries.hawser, binaries.faultfs = filepath.Join(dir, "hawser"), filepath.Join(dir, "faultfs")
+		binaries.hawser, binaries.faultfs, binaries.servicerun = filepath.Join(dir, "hawser"), filepath.Join(dir, "faultfs"), filepath.Join(dir, "servicerun")
 	}
 	return m.Run()
 }

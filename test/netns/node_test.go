@@ -40,6 +40,7 @@ type node struct {
 	backing string // where its bytes are
 	log     *os.File
 	agent   *exec.Cmd
+	mounts  *exec.Cmd // holds the node's mount namespace; nil: it is the machine's
 	faults  *faults
 	direct  *control.Client // to the replicator
 }
@@ -86,10 +87,38 @@ func (n *node) open() check.Device {
 	return d
 }
 
+// inside is a command in the node's namespaces.
+func (n *node) inside(argv ...string) *exec.Cmd {
+	args := []string{"--net=/run/netns/" + n.c.net.ns(n.name)}
+	if n.mounts != nil {
+		args = append(args, fmt.Sprintf("--mount=/proc/%d/ns/mnt", n.mounts.Process.Pid))
+	}
+	return exec.Command("nsenter", append(append(args, "--"), argv...)...)
+}
+
+// ownMounts gives the node a mount namespace, which lasts as long as the process that holds it.
+func (n *node) ownMounts() {
+	t := n.c.t
+	t.Helper()
+	n.mounts = exec.Command("unshare", "--mount", "sh", "-ec", "mkdir -p /dev/hawser /run/resource-agents $1/dev; mount --bind $1/dev /dev/hawser; "+
+		"mount -t tmpfs tmpfs /run/resource-agents; echo ready; exec sleep infinity", "mounts", n.runDir())
+	out, err := n.mounts.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.mounts.Stderr = n.log
+	if err := n.mounts.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
+		t.Fatalf("mount namespace of %s: %v", n.name, err)
+	}
+}
+
 // startAgent starts the agent in the node's namespace and waits until it answers.
 func (n *node) startAgent() {
 	n.c.t.Helper()
-	n.agent = exec.Command("nsenter", "--net=/run/netns/"+n.c.net.ns(n.name), binaries.hawser, "agent", "--node", n.name,
+	n.agent = n.inside(binaries.hawser, "agent", "--node", n.name,
 		"--run-dir", n.runDir(), "--state-dir", filepath.Join(n.dir, "state"), "--resources-dir", filepath.Join(n.dir, "resources.d"))
 	n.agent.Env = append(os.Environ(), "HAWSER_TIMEOUT_DOWN="+downTimeout.String())
 	n.agent.Stdout, n.agent.Stderr = n.log, n.log
@@ -285,6 +314,10 @@ func (n *node) end() {
 	}
 	if n.faults != nil {
 		n.faults.unmount()
+	}
+	if n.mounts != nil {
+		_ = n.mounts.Process.Kill()
+		_ = n.mounts.Wait() // "signal: killed"
 	}
 	n.direct.Close()
 	if err := n.log.Close(); err != nil {
