@@ -35,6 +35,7 @@ install: build ## program, units, resource agents, completion, sample configurat
 	install -d $(DESTDIR)/etc/hawser/resources.d
 	test -e $(DESTDIR)/etc/hawser/hawser.yaml || install -m 644 etc/hawser.yaml $(DESTDIR)/etc/hawser/hawser.yaml
 	install -D -m 644 etc/r0.yaml $(DESTDIR)$(PREFIX)/share/doc/hawser/r0.yaml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/hawser/services etc/services/*.yaml
 	for u in hawser-agent.service hawser-resources.service; do \
 		sed 's|/usr/local/sbin|$(PREFIX)/sbin|' etc/systemd/$$u >bin/$$u && \
 		install -D -m 644 bin/$$u $(DESTDIR)/lib/systemd/system/$$u || exit 1; done

@@ -118,7 +118,7 @@ func (s *Service) name() string {
 	case ServiceOCF:
 		return what[strings.LastIndexByte(what, ':')+1:]
 	case ServiceExec:
-		word, _, _ := strings.Cut(strings.TrimSpace(what), " ")
+		word, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(what), "exec "), " ")
 		return word[strings.LastIndexByte(word, '/')+1:]
 	}
 	return what

@@ -26,7 +26,7 @@ services:
       restart: 1
       restart-window: 1h
     - systemd:postgresql@15-main.service
-    - run: exec:/usr/local/sbin/announce --now "a b"
+    - run: exec:exec /usr/local/sbin/announce --now "a b"
       monitor: none
   secondary:
     - exec:/usr/local/sbin/standby
@@ -54,7 +54,7 @@ func TestServices(t *testing.T) {
 		{Name: "postgresql@15-main.service", Kind: ServiceSystemd, What: "postgresql@15-main.service", Params: map[string]string{},
 			Monitor: 10 * time.Second, MonitorTimeout: 40 * time.Second, StartTimeout: 90 * time.Second, StopTimeout: 90 * time.Second,
 			Restart: 3, RestartWindow: 10 * time.Minute},
-		{Name: "announce", Kind: ServiceExec, What: `/usr/local/sbin/announce --now "a b"`, Params: map[string]string{},
+		{Name: "announce", Kind: ServiceExec, What: `exec /usr/local/sbin/announce --now "a b"`, Params: map[string]string{},
 			MonitorTimeout: 40 * time.Second, StartTimeout: 90 * time.Second, StopTimeout: 90 * time.Second, Restart: 3, RestartWindow: 10 * time.Minute},
 	}
 	if got := r.ServiceChain("primary"); !reflect.DeepEqual(got, want) {

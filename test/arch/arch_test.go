@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/hawser-ha/hawser/agent/config"
+	"github.com/hawser-ha/hawser/agent/service"
 )
 
 const (
@@ -229,6 +230,31 @@ func TestSampleFilesLoad(t *testing.T) {
 	for _, n := range res[0].Nodes {
 		if _, err := res[0].Definition(n.Name); err != nil {
 			t.Errorf("etc/r0.yaml on %s: %v", n.Name, err)
+		}
+	}
+}
+
+// The samples with services load together, and what they ask of resource agents these agents have.
+func TestSampleServicesLoad(t *testing.T) {
+	set, err := config.Load(filepath.Join(root, "etc", "services"))
+	if err != nil || len(set.Resources) == 0 {
+		t.Fatal(set, err)
+	}
+	for i := range set.Resources {
+		r := &set.Resources[i]
+		if _, err := r.Definition("alpha"); err != nil {
+			t.Errorf("%s: %v", r.Name, err)
+		}
+		for _, s := range r.ServiceChain("primary") {
+			if s.Kind != config.ServiceOCF {
+				continue
+			}
+			if _, err := service.ReadMeta(t.Context(), "", s.What); err != nil {
+				t.Errorf("%s: ocf:%s: %v (make deps)", r.Name, s.What, err)
+			}
+		}
+		if err := service.CheckAgents(t.Context(), "", r); err != nil {
+			t.Error(err)
 		}
 	}
 }
