@@ -36,17 +36,23 @@ func eventually(t *testing.T, what string, f func() error) {
 	t.Fatalf("%s: %v", what, err)
 }
 
-func TestConformance(t *testing.T) {
+// TestThreeMembers: a cluster takes seconds to start, so one is for all.
+func TestThreeMembers(t *testing.T) {
 	c := membertest.Start(t, 3, nil)
-	conformance.Run(t, conformance.Store{
-		Client: func() coord.Backend { return c.Client(func(cfg *etcd.Config) { cfg.RPCTimeout = 5 * time.Second }) },
-		Compact: func(uint64) {
-			if _, err := c.Client(nil).Compact(within(t)); err != nil {
-				t.Fatal(err)
-			}
-		},
-		TTL: time.Second,
+	t.Run("conformance", func(t *testing.T) {
+		conformance.Run(t, conformance.Store{
+			Client: func() coord.Backend { return c.Client(func(cfg *etcd.Config) { cfg.RPCTimeout = 5 * time.Second }) },
+			Compact: func(uint64) {
+				if _, err := c.Client(nil).Compact(within(t)); err != nil {
+					t.Fatal(err)
+				}
+			},
+			TTL: time.Second,
+		})
 	})
+	t.Run("a sick member costs no lease", func(t *testing.T) { sickMember(t, c) })
+	t.Run("members come and go", func(t *testing.T) { membersComeAndGo(t, c) })
+	t.Run("a minority", func(t *testing.T) { minority(t, c) })
 }
 
 // agent is the store of one node, with its session and its views.
@@ -65,7 +71,7 @@ func member(node string) control.Member {
 func startAgent(t *testing.T, name string, cl *etcd.Client) *agent {
 	t.Helper()
 	a := &agent{Store: coord.New(coord.Options{Backend: cl, Prefix: coord.Prefix("test"), Node: name, Log: quiet}), client: cl}
-	a.Session = a.Hold(coord.SessionOptions{TTL: 4 * time.Second, RenewEvery: 500 * time.Millisecond, RPCTimeout: time.Second, Margin: 500 * time.Millisecond,
+	a.Session = a.Hold(coord.SessionOptions{TTL: 3 * time.Second, RenewEvery: 500 * time.Millisecond, RPCTimeout: 900 * time.Millisecond, Margin: 500 * time.Millisecond,
 		Info: coord.NodeInfo{Machine: name, Boot: "b"}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

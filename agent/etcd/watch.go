@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -24,8 +25,25 @@ func (c *Client) Watch(ctx context.Context, prefix string, after uint64) (coord.
 	}
 	w := &watcher{c: c, ep: eps[0], token: c.auth.current()}
 	w.ctx, w.cancel = context.WithCancel(clientv3.WithRequireLeader(ctx)) // a member without a leader ends the stream
-	w.ch = w.ep.c.Watch(w.ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(int64(after)+1))
-	return w, nil
+	if !c.begin() {
+		w.cancel()
+		return nil, fmt.Errorf("%w: %w", coord.ErrUnavailable, errClosed)
+	}
+	made := make(chan clientv3.WatchChan, 1)
+	go func() { // Watch does not return before the member has answered, or the context ends
+		defer c.wg.Done()
+		made <- w.ep.c.Watch(w.ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(int64(after)+1))
+	}()
+	t := time.NewTimer(c.cfg.RPCTimeout)
+	defer t.Stop()
+	select {
+	case w.ch = <-made:
+		return w, nil
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	w.cancel()
+	return nil, fmt.Errorf("%w: %s does not begin the stream", coord.ErrUnavailable, w.ep.url)
 }
 
 type watcher struct {

@@ -23,10 +23,10 @@ type plan struct {
 	moveAside bool   // the data is of another member
 }
 
-// ErrDataLost: the others remember a member here that has no data any more.
+// ErrDataLost means: the others remember a member here that has no data any more.
 var ErrDataLost = errors.New("the data of this node's etcd member is lost")
 
-// ErrNotMember: the others know of no member here.
+// ErrNotMember means: the others know of no member here.
 var ErrNotMember = errors.New("this node is no member of the etcd cluster")
 
 // decide looks at the data, asks the others, and says how to start.

@@ -67,7 +67,7 @@ func free(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // it was only asked for a port
 	return l.Addr().String()
 }
 
