@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/hawser-ha/hawser/agent/config"
+	"github.com/hawser-ha/hawser/agent/coord"
+	"github.com/hawser-ha/hawser/agent/ha"
 	"github.com/hawser-ha/hawser/agent/metrics"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
@@ -37,6 +39,14 @@ type Agent struct {
 	metrics *metrics.Exporter
 	wg      sync.WaitGroup
 	ctx     context.Context // ends with Run; commands outlive the request that brought them, but not the agent
+
+	ha        *ha.Manager  // nil: this node has no etcd
+	store     *coord.Store // the same
+	services  *servicePort // the same
+	selfFence func(ctx context.Context, why string) error
+
+	haMu           sync.Mutex // guards coordinatedNow
+	coordinatedNow map[string]*config.Resource
 
 	mu  sync.Mutex // guards res
 	res map[string]*managed
@@ -73,6 +83,18 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 	}
 	if err := a.adopt(); err != nil {
+		return err
+	}
+	done, err := a.coordinate(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cancel()
+		a.wg.Wait() // the loop uses it to its end
+		done()
+	}()
+	if err := a.listen(ctx); err != nil {
 		return err
 	}
 	a.log.Info("agent started", "version", cfg.Version, "socket", cfg.Node.AgentSocket())
@@ -158,6 +180,13 @@ func (a *Agent) definition(name string) (*config.Resource, *control.Definition, 
 		return res, nil, control.Errorf(control.BadDefinition, "%w", err).On(name, control.All, "")
 	}
 	a.relocate(&def)
+	if def.Coordination == control.CoordinationEtcd {
+		if !a.cfg.Node.Coordinated() {
+			return res, nil, control.Errorf(control.Refused, "its file says coordination: etcd, and this node has no etcd").On(name, control.All, "").
+				WithRule("who may write is decided by somebody").WithHint("set etcd in hawser.yaml, or coordination: none")
+		}
+		def.TTL, def.Margin = a.cfg.Node.Lease.TTL, a.cfg.Node.Lease.Margin
+	}
 	return res, &def, nil
 }
 

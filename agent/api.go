@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/hawser-ha/hawser/agent/config"
+	"github.com/hawser-ha/hawser/agent/coord"
+	"github.com/hawser-ha/hawser/agent/ha"
 	"github.com/hawser-ha/hawser/agent/pacemaker/host"
 	"github.com/hawser-ha/hawser/replicator/control"
 )
@@ -40,6 +42,7 @@ type NodeStatus struct {
 	Started   time.Time        `json:"started"`
 	Resources []ResourceStatus `json:"resources"`
 	Problems  []string         `json:"problems,omitempty"` // what is wrong in the resource files
+	Cluster   *ha.Cluster      `json:"cluster,omitempty"`  // what etcd says of all nodes; nil: this node has none
 }
 
 // ResourceStatus is one resource on this node.
@@ -85,6 +88,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("POST /v1/resources/{name}/down", a.postDown)
 	mux.HandleFunc("POST /v1/resources/{name}/adjust", a.postAdjust)
 	mux.HandleFunc("POST /v1/resources/{name}/do/{command}", a.postCommand)
+	a.haRoutes(mux)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn)}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()
@@ -139,6 +143,10 @@ func (a *Agent) status(ctx context.Context, name string) *NodeStatus {
 		wg.Go(func() { st.Resources[i] = a.resourceStatus(ctx, set, n) })
 	}
 	wg.Wait()
+	if a.ha != nil {
+		v, err := a.ha.View()
+		st.Cluster = ha.Survey(v, err, coord.BootTime(), time.Now())
+	}
 	return st
 }
 
@@ -313,6 +321,16 @@ func (a *Agent) postCommand(w http.ResponseWriter, r *http.Request) {
 		control.WriteError(w, err)
 		return
 	}
+	if a.isCoordinated(m.name) {
+		switch r.PathValue("command") {
+		case "primary":
+			a.promote(w, r, m.name)
+			return
+		case "secondary":
+			a.demote(w, r, m.name)
+			return
+		}
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 	defer cancel()
 	a.forward(w, r.WithContext(ctx), m, "do/"+r.PathValue("command"))
@@ -388,6 +406,12 @@ func (a *Agent) postUp(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := a.command()
 	defer cancel()
+	if a.isCoordinated(name) {
+		if err := a.wantDown(name, false); err != nil {
+			control.WriteError(w, err)
+			return
+		}
+	}
 	changed, err := a.managed(name).up(ctx, def)
 	reply(w, Done{changed}, err)
 }
@@ -405,6 +429,10 @@ func (a *Agent) postDown(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := a.command()
 	defer cancel()
+	if err := a.leave(ctx, name, args.Force); err != nil {
+		control.WriteError(w, err)
+		return
+	}
 	changed, err := a.managed(name).down(ctx, args.Force)
 	reply(w, Done{changed}, err)
 }

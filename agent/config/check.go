@@ -88,6 +88,7 @@ func (r *Resource) check(c *complaints) {
 	r.checkLinks(c)
 	r.checkNBD(c)
 	r.checkServices(c)
+	r.checkHA(c)
 }
 
 // checkOptions looks at names and values on their own.

@@ -53,7 +53,7 @@ func TestDefaults(t *testing.T) {
 				AfterSB1Pri: "disconnect", AfterSB2Pri: "disconnect", RRConflict: "disconnect", OnCongestion: "block",
 				CongestionExtents: 1237, UseRLE: true, Fencing: "dont-care"},
 			Resync: control.ResyncOpts{ResyncRate: 250, CPlanAhead: 20, CDelayTarget: 10, CMaxRate: 4194304, CMinRate: 20480}}},
-		Options: control.ResourceOpts{OnNoDataAccessible: "io-error", UndoLog: "/var/lib/hawser/undo", UndoLogMax: 1 << 30},
+		Options: control.ResourceOpts{OnNoDataAccessible: "io-error", OnNoQuorum: "suspend-io", UndoLog: "/var/lib/hawser/undo", UndoLogMax: 1 << 30},
 		NBD:     control.NBDDef{Unix: "/run/hawser/nbd/r0.sock"},
 	}
 	if !reflect.DeepEqual(d, want) {

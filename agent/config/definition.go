@@ -50,7 +50,11 @@ func (r *Resource) Definition(node string) (control.Definition, error) {
 	me := r.Nodes[self]
 	d := control.Definition{Name: r.Name, Node: me.Name, NodeID: r.id(self)}
 	d.NBD.Unix = "/run/hawser/nbd/" + r.Name + ".sock"
-	resolve(target{res: &d.Options}, r.Options, inOptions)
+	var ha HA
+	resolve(target{res: &d.Options, ha: &ha}, r.Options, inOptions)
+	if ha.Coordination == control.CoordinationEtcd {
+		d.Coordination = ha.Coordination
+	}
 	resolve(target{nbd: &d.NBD}, overlay(r.NBD, me.NBD), inNBD)
 	for _, h := range r.Handlers {
 		d.Handlers = append(d.Handlers, h.Name)

@@ -120,7 +120,7 @@ func online(to, from any, names []string) {
 
 // restart says why the replicator must go down and up again.
 func restart(old, wanted control.Definition) []string {
-	why := fields(old, wanted, "Name", "Node", "NodeID")
+	why := fields(old, wanted, "Name", "Node", "NodeID", "Coordination", "TTL", "Margin")
 	for _, w := range fields(old.NBD, wanted.NBD) {
 		why = append(why, "nbd "+w)
 	}

@@ -31,6 +31,7 @@ type NodeConfig struct {
 	Nodes        []ClusterNode `mapstructure:"nodes"`   // all of the cluster, the same list on each
 	Etcd         Etcd          `mapstructure:"etcd"`
 	Lease        Lease         `mapstructure:"lease"`
+	Listen       string        `mapstructure:"listen"` // IP:port of what load balancers and monitoring ask; "": nowhere
 }
 
 // Log says how the agent logs.
@@ -184,6 +185,11 @@ func (n NodeConfig) check(c *complaints) {
 	for _, d := range []struct{ key, dir string }{{"run-dir", n.RunDir}, {"state-dir", n.StateDir}, {"resources-dir", n.ResourcesDir}} {
 		if why := checkPath(d.dir); why != "" {
 			c.add(d.key, why, "")
+		}
+	}
+	if n.Listen != "" {
+		if _, why := parseAddress(n.Listen, true); why != "" {
+			c.add("listen", why, "")
 		}
 	}
 	oneOf := func(key, value string, of ...string) {

@@ -28,6 +28,7 @@ type target struct {
 	disk   *control.DiskOpts
 	resync *control.ResyncOpts
 	res    *control.ResourceOpts
+	ha     *HA
 	nbd    *control.NBDDef
 }
 
@@ -174,7 +175,20 @@ var table = []option{
 
 	{name: "on-no-data-accessible", section: inOptions, kind: kindEnum, def: "io-error", enum: []string{"io-error", "suspend-io"},
 		set: func(t target, v value) { t.res.OnNoDataAccessible = v.s }},
-	// hawser's own: what the loser of a split brain loses is kept. "none" is off.
+	// The next ones are hawser's own: who decides who may write, and where the resource should run.
+	{name: "coordination", section: inOptions, kind: kindEnum, def: control.CoordinationNone, enum: []string{control.CoordinationNone, control.CoordinationEtcd},
+		set: func(t target, v value) { t.ha.Coordination = v.s }},
+	{name: "on-no-quorum", section: inOptions, kind: kindEnum, def: "suspend-io", enum: []string{"suspend-io", "io-error"},
+		set: func(t target, v value) { t.res.OnNoQuorum = v.s }},
+	{name: "auto-promote", section: inOptions, kind: kindBool, def: "yes",
+		set: func(t target, v value) { t.ha.AutoPromote = v.b }},
+	{name: "preferred-node", section: inOptions, kind: kindString, max: 64,
+		set: func(t target, v value) { t.ha.PreferredNode = v.s }},
+	{name: "failback", section: inOptions, kind: kindEnum, def: none, enum: []string{none, "auto"},
+		set: func(t target, v value) { t.ha.Failback = v.s == "auto" }},
+	{name: "boot-wait", section: inOptions, kind: kindTime, unit: time.Second, min: 0, max: 3600, def: "20",
+		set: func(t target, v value) { t.ha.BootWait = v.dur }},
+	// What the loser of a split brain loses is kept. "none" is off.
 	{name: "undo-log", section: inOptions, kind: kindPath, def: "/var/lib/hawser/undo",
 		set: func(t target, v value) { t.res.UndoLog = strings.TrimPrefix(v.s, none) }},
 	{name: "undo-log-max", section: inOptions, kind: kindBytes, min: 0, max: math.MaxInt64, def: "1G",
@@ -191,11 +205,9 @@ var table = []option{
 // about a safety option would be a lie.
 var refused = map[string]string{
 	"quorum":                        "who may write is decided through etcd or Pacemaker, not by a quorum of replicas",
-	"on-no-quorum":                  "who may write is decided through etcd or Pacemaker, not by a quorum of replicas",
 	"quorum-minimum-redundancy":     "who may write is decided through etcd or Pacemaker, not by a quorum of replicas",
 	"on-suspended-primary-outdated": "a deposed Primary always fails its frozen writes",
-	"auto-promote":                  "promotion is an explicit act",
-	"auto-promote-timeout":          "promotion is an explicit act",
+	"auto-promote-timeout":          "opening a device promotes nothing",
 	"disk-barrier":                  "writes are ordered by flushes, see disk-flushes",
 	"disk-drain":                    "writes are always drained before a barrier is confirmed",
 	"cpu-mask":                      "use CPUAffinity of the systemd unit",

@@ -87,7 +87,7 @@ func mine(v *View) Plan {
 	if why == SwitchRefused || why == SwitchDone {
 		extra = append(extra, Action{Kind: DropSwitch})
 	}
-	if l.Services == ServicesStopped {
+	if l.Services == ServicesStopped || l.Services == ServicesUnseen {
 		return plan(StartServices, "", append(extra, Action{Kind: RunServices})...)
 	}
 	if why != "" {

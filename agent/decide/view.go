@@ -110,10 +110,13 @@ const (
 	ServicesStopped Services = "stopped" // every one is, for sure
 	ServicesRunning Services = "running" // wanted: they run, or are being started
 	ServicesLeaving Services = "stopping"
+	ServicesUnseen  Services = "not-looked-after" // an earlier agent's, since nobody has said what should be
 )
 
 // up reports whether something may run.
-func (s Services) up() bool { return s == ServicesRunning || s == ServicesLeaving }
+func (s Services) up() bool {
+	return s == ServicesRunning || s == ServicesLeaving || s == ServicesUnseen
+}
 
 // Local is what this node's replicator and services say. It is also what the node tells the others.
 type Local struct {

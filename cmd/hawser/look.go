@@ -18,8 +18,8 @@ import (
 )
 
 func lookCommands() []*cobra.Command {
-	return []*cobra.Command{statusCommand(), eventsCommand(), showGICommand(), dumpCommand(), versionCommand(),
-		{
+	return append(haCommands(), statusCommand(), eventsCommand(), showGICommand(), dumpCommand(), versionCommand(),
+		&cobra.Command{
 			Use: "dump-md RES/VOL", Short: "Print the metadata of a volume as drbdmeta does", GroupID: groupLook, Args: oneResource, ValidArgsFunction: names,
 			RunE: each(func(o *on) error {
 				if o.vol == control.All {
@@ -27,8 +27,7 @@ func lookCommands() []*cobra.Command {
 				}
 				return o.c.DumpMD(o.ctx, o.vol, o.cmd.OutOrStdout())
 			}),
-		},
-	}
+		})
 }
 
 func versionCommand() *cobra.Command {
@@ -116,6 +115,9 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status [RES...]", Short: "Show roles, disks, connections and resyncs", GroupID: groupLook, ValidArgsFunction: names,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if done, err := remoteStatus(cmd, args); done || err != nil {
+				return err
+			}
 			c, err := dial(cmd)
 			if err != nil {
 				return err
@@ -140,6 +142,7 @@ func statusCommand() *cobra.Command {
 			return nil
 		},
 	}
+	etcdFlag(cmd)
 	cmd.Flags().Bool("json", false, "print it as JSON")
 	cmd.Flags().Bool("watch", false, "show it again whenever it changes")
 	return cmd

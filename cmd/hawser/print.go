@@ -72,6 +72,10 @@ func (p printer) node(st *agent.NodeStatus) {
 	if len(st.Resources) == 0 {
 		fmt.Fprintf(p.w, "no resources on node %s\n", st.Node)
 	}
+	if st.Cluster != nil {
+		fmt.Fprintln(p.w)
+		p.cluster(st.Cluster)
+	}
 }
 
 func (p printer) resource(r *agent.ResourceStatus) {
