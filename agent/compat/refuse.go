@@ -65,6 +65,9 @@ func Refusal(object string, err error) (exit int, text string) {
 		why += "next: " + e.Hint + "\n"
 	}
 	r, ok := refusals[e.Code]
+	if e.Code == control.NotRunning && e.Resource == "" { // the agent, not a resource
+		ok = false
+	}
 	switch {
 	case !ok:
 		return ExitTrouble, object + ": " + why

@@ -70,7 +70,7 @@ func (l *lines) number(key string, n uint64) { l.field(key, strconv.FormatUint(n
 
 // Status prints resources as drbdsetup status does.
 func Status(w io.Writer, rs []Resource, o StatusOptions) error {
-	if len(rs) == 0 {
+	if len(rs) == 0 && !o.V84 {
 		_, err := io.WriteString(w, None)
 		return err
 	}

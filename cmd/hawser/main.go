@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hawser-ha/hawser/agent/drbdtools"
 	"github.com/hawser-ha/hawser/replicator/control"
 	"github.com/hawser-ha/hawser/replicator/memguard"
 )
@@ -42,7 +43,12 @@ func main() {
 		memguard.Protect(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	var code int
+	if name, ok := drbdtools.Is(os.Args[0]); ok {
+		code = runTool(ctx, name, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	} else {
+		code = execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
 	stop()
 	os.Exit(code)
 }
@@ -66,6 +72,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return control.ExitDone
+	}
+	if code, ok := errors.AsType[toolCode](err); ok {
+		return int(code)
 	}
 	if flag := cmd.Flags().Lookup("json"); flag != nil && flag.Value.String() == "true" {
 		data, merr := json.Marshal(control.AsError(err))
@@ -135,7 +144,8 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 	root.AddCommand(useCommands()...)
 	root.AddCommand(dataCommands()...)
 	root.AddCommand(lookCommands()...)
-	root.AddCommand(agentCommand(), replicatorCommand(), manCommand(), importCommand(), pacemakerCommand())
+	root.AddCommand(agentCommand(), replicatorCommand(), etcdCommand(), manCommand(), importCommand(), pacemakerCommand())
+	root.AddCommand(toolCommands()...)
 	return root
 }
 
