@@ -211,30 +211,41 @@ func (l *lab) root(node string) (string, error) {
 // that is up. What the power switches were told would count repeated packets twice.
 func (l *lab) fencings(node string) int {
 	l.t.Helper()
-	var history struct {
-		Events []struct {
-			Target string `xml:"target,attr"`
-			Status string `xml:"status,attr"`
-		} `xml:"fence-history>fence_event"`
-	}
 	for _, n := range l.alive() {
-		out, err := l.try(n, "stonith_admin", "--history", node, "--output-as=xml")
+		out, err := l.try(n, "crm_mon", "-1", "-m", "3", "--output-as=xml")
 		if err != nil {
 			continue
 		}
-		if err := xml.Unmarshal([]byte(out), &history); err != nil {
-			l.t.Fatalf("%v: %s", err, out)
-		}
 		count := 0
-		for _, e := range history.Events {
-			if e.Target == node && e.Status == "success" {
+		elements(out, func(name string, attr map[string]string) {
+			if name == "fence_event" && attr["target"] == node && attr["status"] == "success" {
 				count++
 			}
-		}
+		})
 		return count
 	}
 	l.t.Fatal("nobody tells about fencings")
 	return 0
+}
+
+// elements calls f for each element of an XML text, as far as it goes.
+func elements(text string, f func(name string, attr map[string]string)) {
+	d := xml.NewDecoder(strings.NewReader(text))
+	for {
+		tok, err := d.Token()
+		if err != nil {
+			return
+		}
+		e, ok := tok.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		attr := map[string]string{}
+		for _, a := range e.Attr {
+			attr[a.Name.Local] = a.Value
+		}
+		f(e.Name.Local, attr)
+	}
 }
 
 // switched tells whether the power switch of a node was ever used.

@@ -2,10 +2,7 @@ package pacemaker
 
 import (
 	"context"
-	"encoding/xml"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -220,35 +217,18 @@ func (v *volume) promoted(node, clone string) (list []string) {
 	if err != nil {
 		return nil
 	}
-	d := xml.NewDecoder(strings.NewReader(out))
 	var in, role string
-	for {
-		tok, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			return list
-		}
-		if err != nil {
-			return nil
-		}
-		e, ok := tok.(xml.StartElement)
-		if !ok {
-			continue
-		}
-		attr := map[string]string{}
-		for _, a := range e.Attr {
-			attr[a.Name.Local] = a.Value
-		}
-		switch e.Name.Local {
-		case "clone":
+	elements(out, func(name string, attr map[string]string) {
+		switch {
+		case name == "clone":
 			in = attr["id"]
-		case "resource":
+		case name == "resource":
 			role = attr["role"]
-		case "node":
-			if in == clone && role == "Promoted" {
-				list = append(list, attr["name"])
-			}
+		case name == "node" && in == clone && role == "Promoted":
+			list = append(list, attr["name"])
 		}
-	}
+	})
+	return list
 }
 
 // target is the volume as a node serves it, whichever boot of it.
