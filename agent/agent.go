@@ -27,7 +27,9 @@ type Config struct {
 	// Replicator starts the command line of a replicator process: program and first arguments, to which Spawn adds the
 	// name of the resource and flags.
 	Replicator []string
-	Log        *slog.Logger
+	// Etcd is the whole command line of this node's member of etcd; nil: it runs none.
+	Etcd []string
+	Log  *slog.Logger
 }
 
 // Agent is the agent of one node. Safe for concurrent use.
@@ -69,6 +71,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a.ctx = ctx
 	a.metrics = metrics.New(metrics.Options{Log: a.log, Look: a.snapshot, Programs: metrics.DefaultPrograms()})
 	a.wg.Go(func() { a.metrics.Run(ctx) })
+	if len(cfg.Etcd) > 0 {
+		a.wg.Go(func() { a.keepMember(ctx) })
+	}
 	set, err := config.LoadFor(cfg.Node.ResourcesDir, cfg.Node.Node)
 	for _, e := range config.Errors(err) {
 		a.log.Error("resource file refused", "err", e)

@@ -7,17 +7,16 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-ha/hawser/agent/config"
 	"github.com/hawser-ha/hawser/agent/etcd"
+	"github.com/hawser-ha/hawser/agent/etcdmember/pidfile"
 )
 
 const (
@@ -150,7 +149,7 @@ func (m *Member) Stop() error {
 
 // Run is a member until ctx ends or it cannot go on. pidFile is locked meanwhile.
 func Run(ctx context.Context, cfg Config, pidFile string) error {
-	unlock, err := lock(pidFile)
+	unlock, err := pidfile.Lock(pidFile)
 	if err != nil {
 		return err
 	}
@@ -173,49 +172,6 @@ func Run(ctx context.Context, cfg Config, pidFile string) error {
 			return m.Stop()
 		}
 	}
-}
-
-// lock takes the lock of a PID file and writes it.
-func lock(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s is locked: a member of etcd runs on this node already", path), f.Close())
-	}
-	if err := f.Truncate(0); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	if _, err := fmt.Fprintln(f, os.Getpid()); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil // which gives the lock up
-}
-
-// Running gives the process of the member of this node; 0: none runs.
-func Running(pidFile string) (pid int, err error) {
-	f, err := os.Open(pidFile)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
-		return 0, nil // closing gives it up
-	} else if !errors.Is(err, unix.EWOULDBLOCK) {
-		return 0, fmt.Errorf("%s: %w", pidFile, err)
-	}
-	var n int
-	if _, err := fmt.Fscan(f, &n); err != nil {
-		return 0, fmt.Errorf("%s: it is locked, but holds no number: %w", pidFile, err)
-	}
-	return n, nil
 }
 
 func (c Config) embed(plan plan) (*embed.Config, error) {

@@ -34,7 +34,8 @@ run-dir, state-dir and resources-dir differ (also HAWSER_NODE, HAWSER_RUN_DIR, .
 				return err
 			}
 			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
-			return agent.Run(cmd.Context(), agent.Config{Node: node, Version: versionString(), Replicator: []string{self, "replicator"}, Log: log})
+			return agent.Run(cmd.Context(), agent.Config{Node: node, Version: versionString(), Replicator: []string{self, "replicator"},
+				Etcd: memberCommand(cmd, node, self), Log: log})
 		},
 	}
 }
