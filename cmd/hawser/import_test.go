@@ -34,7 +34,7 @@ func TestImport(t *testing.T) {
 	}
 	missing()
 	code, out, errs = run(conf, "r", "--dry-run")
-	if code != 0 || !strings.Contains(out, "resync-rate: 40M") || !strings.Contains(errs, "warning: "+conf+":1: resource r: degr-wfc-timeout 120: starting never blocks the boot") {
+	if code != 0 || !strings.Contains(out, "resync-rate: 40M") || !strings.Contains(errs, "warning: "+conf+":1: resource r: degr-wfc-timeout 120: nothing waits for peers at boot") {
 		t.Errorf("dry run: %d %s%s", code, out, errs)
 	}
 	missing()

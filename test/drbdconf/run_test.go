@@ -266,7 +266,7 @@ func TestOldFileRunsAsItStands(t *testing.T) {
 		volume.DevLink != "/dev/drbd0" || volume.Disk != "/dev/sdc" || def.NodeID != 0 || peer.NodeID != 1 {
 		t.Errorf("what runs is not what the file says: %+v", def)
 	}
-	if !strings.Contains(a.said(), "degr-wfc-timeout 120: starting never blocks the boot") {
+	if !strings.Contains(a.said(), "degr-wfc-timeout 120: nothing waits for peers at boot") {
 		t.Errorf("the agent does not name what it does in another way:\n%s", a.said())
 	}
 
