@@ -106,7 +106,7 @@ func (c *chain) take(ctx context.Context, in *instance, maintenance bool, pasts 
 	interrupted := in.State == Starting && !in.Ran || in.State == Stopping || in.State == StopFailed
 	switch {
 	case a.is == running || a.is == degraded:
-		in.Ran, in.checked, in.warning = true, time.Now(), d.warn(ctx, &spec)
+		in.Ran, in.checked = true, time.Now()
 		in.State = Running
 		if a.is == degraded {
 			in.State = Degraded

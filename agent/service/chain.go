@@ -180,6 +180,7 @@ func (c *chain) run(ctx context.Context) {
 			past: c.past, lost: c.lost != ""})
 		c.tell(now)
 		c.r.g.mu.Unlock()
+		c.r.g.deliver()
 		switch s.action {
 		case doStop:
 			c.stop(ctx, s.index)
@@ -251,6 +252,7 @@ func (c *chain) update(change func()) {
 	data := c.encode()
 	c.tell(time.Now())
 	c.r.g.mu.Unlock()
+	c.r.g.deliver()
 	err := writeFile(c.file, data)
 	c.r.g.mu.Lock()
 	defer c.r.g.mu.Unlock()
@@ -332,7 +334,7 @@ func (c *chain) start(ctx context.Context, spec config.ServiceSpec) {
 	}
 	switch a.is {
 	case running, degraded:
-		c.update(func() { c.push(in); c.runs(in, a, d.warn(ctx2, &spec)) })
+		c.update(func() { c.push(in); c.runs(in, a) })
 		return
 	case refused, nowhere:
 		c.fail(ctx, nil, &spec, a)
@@ -353,8 +355,7 @@ func (c *chain) start(ctx context.Context, spec config.ServiceSpec) {
 	case a.err != nil:
 		c.update(func() { in.Op, in.Failed, in.Reason = nil, true, "its start was cut short by a later order" })
 	case a.is == running:
-		warning := d.warn(ctx2, &spec)
-		c.update(func() { c.runs(in, a, warning); in.due = time.Time{} })
+		c.update(func() { c.runs(in, a); in.due = time.Time{} })
 	default:
 		c.fail(ctx, in, &spec, a)
 	}
@@ -364,7 +365,7 @@ func (c *chain) start(ctx context.Context, spec config.ServiceSpec) {
 func (c *chain) push(in *instance) { c.stack = append(c.stack, in) }
 
 // runs notes, with the mutex held, that a service runs.
-func (c *chain) runs(in *instance, a answer, warning string) {
+func (c *chain) runs(in *instance, a answer) {
 	now := time.Now()
 	state := Running
 	if a.is == degraded {
@@ -375,9 +376,6 @@ func (c *chain) runs(in *instance, a answer, warning string) {
 	}
 	in.State, in.Reason, in.Ran, in.Op = state, a.reason, true, nil
 	in.checked, in.due = now, now.Add(in.Spec.Monitor)
-	if warning != "" {
-		in.warning = warning
-	}
 }
 
 // fail notes a failure; in is nil when nothing can have been started.
@@ -526,7 +524,8 @@ func (c *chain) monitor(ctx context.Context, index int) {
 	}
 	switch a.is {
 	case running, degraded:
-		c.update(func() { c.runs(in, a, ""); in.due = time.Now().Add(spec.Monitor) })
+		warning := c.warning(ctx2, in, &spec)
+		c.update(func() { c.runs(in, a); in.warning = warning })
 	case unclear:
 		c.update(func() {
 			if in.State != Unknown {
@@ -541,6 +540,19 @@ func (c *chain) monitor(ctx context.Context, index int) {
 		}
 		c.fail(ctx, in, &spec, a)
 	}
+}
+
+// warning looks once how a service is set up, when the chain has nothing more urgent to do.
+func (c *chain) warning(ctx context.Context, in *instance, spec *config.ServiceSpec) string {
+	c.r.g.mu.Lock()
+	look := !in.warned && c.up()
+	in.warned = in.warned || look
+	old := in.warning
+	c.r.g.mu.Unlock()
+	if !look {
+		return old
+	}
+	return c.host.driver(spec.Kind).warn(ctx, spec)
 }
 
 // specOf is how a running service is watched: by its definition of today, if there is one.

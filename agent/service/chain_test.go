@@ -429,7 +429,7 @@ func TestOCFEnvironment(t *testing.T) {
 		return strings.Split(strings.TrimSpace(string(data)), "\n")
 	}
 	b.until("a recurring monitor", func() bool {
-		return slices.Contains(read("monitor"), "OCF_RESKEY_CRM_meta_interval=20")
+		return slices.Contains(read("monitor"), "OCF_RESKEY_CRM_meta_interval=100")
 	})
 	b.end()
 	for action, want := range map[string][]string{

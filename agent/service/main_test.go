@@ -196,7 +196,7 @@ func (b *bench) chain() ChainStatus {
 
 // thing is a service of the test's agent. It is monitored often.
 func (b *bench) thing(name string) config.ServiceSpec {
-	return config.ServiceSpec{Name: name, Kind: config.ServiceOCF, What: "test:thing", Params: map[string]string{"dir": b.dir}, Monitor: 20 * time.Millisecond,
+	return config.ServiceSpec{Name: name, Kind: config.ServiceOCF, What: "test:thing", Params: map[string]string{"dir": b.dir}, Monitor: 100 * time.Millisecond,
 		MonitorTimeout: 10 * time.Second, StartTimeout: 10 * time.Second, StopTimeout: 10 * time.Second, Restart: 2, RestartWindow: time.Minute}
 }
 

@@ -199,4 +199,22 @@ func monitorVerdict(code int, probe bool) verdict {
 	return broken // 1, 9, an unknown code, a signal, a timeout: cannot tell
 }
 
-func (o *ocf) warn(context.Context, *config.ServiceSpec) string { return "" }
+// warn compares the parameters with what the agent says of itself: it ignores those that it does not know.
+func (o *ocf) warn(ctx context.Context, s *config.ServiceSpec) string {
+	m, err := ReadMeta(ctx, o.ocfRoot, s.What)
+	if err != nil {
+		return ""
+	}
+	var list []string
+	for _, c := range m.check(s.Params) {
+		text := c.reason
+		if c.param != "" {
+			text = "parameter " + c.param + ": " + text
+		}
+		if c.hint != "" {
+			text += " (" + c.hint + ")"
+		}
+		list = append(list, text)
+	}
+	return strings.Join(list, "; ")
+}

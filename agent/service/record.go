@@ -28,6 +28,7 @@ type instance struct {
 	due     time.Time // the next one
 	retry   time.Time // of a stop that failed
 	warning string
+	warned  bool // it was looked for a warning
 	unwatch func()
 }
 

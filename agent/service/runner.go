@@ -21,7 +21,7 @@ type Options struct {
 	OCFRoot  string // "" is DefaultOCFRoot
 	Log      *slog.Logger
 	Escalate Escalate      // nil: the status alone says what is asked
-	Notify   func(Event)   // called with each change, in order; it must not block or call back
+	Notify   func(Event)   // called with each change, in order; it must not block
 	Backoff  time.Duration // before the first restart, doubled with each; 0 is one second
 }
 
@@ -50,6 +50,22 @@ type Group struct {
 	mu      sync.Mutex // guards the fields below and those of runners and chains; never held over I/O
 	runners map[string]*Runner
 	changed chan struct{} // closed and replaced at each change
+	pending []Event       // not yet delivered
+
+	notify sync.Mutex // keeps events in order; held while Notify is called
+}
+
+// deliver hands out events, without the mutex: who gets them may hold locks of its own that it takes before ours.
+func (g *Group) deliver() {
+	g.notify.Lock()
+	defer g.notify.Unlock()
+	g.mu.Lock()
+	events := g.pending
+	g.pending = nil
+	g.mu.Unlock()
+	for _, e := range events {
+		g.o.Notify(e)
+	}
 }
 
 // NewGroup starts nothing.

@@ -201,7 +201,7 @@ func (in *instance) fill(st *ServiceStatus) {
 	}
 }
 
-// tell sends events about what changed since the last call; the mutex is held.
+// tell notes events about what changed since the last call; the mutex is held. deliver hands them out.
 func (c *chain) tell(now time.Time) {
 	st := c.status()
 	changed := false
@@ -211,7 +211,7 @@ func (c *chain) tell(now time.Time) {
 	notify := func(service string, from, to State, reason string) {
 		changed = true
 		if c.r.g.o.Notify != nil {
-			c.r.g.o.Notify(Event{Time: now, Resource: c.r.name, Role: c.host.role, Service: service, From: from, To: to, Reason: reason})
+			c.r.g.pending = append(c.r.g.pending, Event{Time: now, Resource: c.r.name, Role: c.host.role, Service: service, From: from, To: to, Reason: reason})
 		}
 	}
 	for _, s := range st.Services {
