@@ -1,7 +1,6 @@
 package fencing
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -45,8 +44,8 @@ func (t Timing) rules() []rule {
 		"two renewals must fit into a lease"}}
 	if t.Watchdog > 0 {
 		rs = append(rs,
-			rule{"feeding", "renew-every + 2 * rpc-timeout <= ttl - margin - watchdog.timeout - 1s", t.RenewEvery + 2*t.RPCTimeout, t.FedFor(), false,
-				"one renewal that gets lost must not reset the node"},
+			rule{"feeding", "renew-every + rpc-timeout <= ttl - margin - watchdog.timeout - 1s", t.RenewEvery + t.RPCTimeout, t.FedFor(), false,
+				"a renewal that is slow must not reset the node"},
 			rule{"self-fence", "watchdog fires < ttl", t.SelfFence(), t.TTL, true, "a node is dead before anybody may take over"})
 		if t.Deadline > 0 {
 			rs = append(rs, rule{"fencing", "ttl - margin < fencing.deadline", t.SelfFence(), t.Deadline, true,
@@ -56,16 +55,15 @@ func (t Timing) rules() []rule {
 	return rs
 }
 
-// Check gives an error for each rule that does not hold.
-func (t Timing) Check() error {
-	var errs []error
+// Broken gives a line for each rule that does not hold.
+func (t Timing) Broken() []string {
+	var lines []string
 	for _, r := range t.rules() {
-		if r.holds() {
-			continue
+		if !r.holds() {
+			lines = append(lines, fmt.Sprintf("timing: %s: %s does not hold: %s and %s", r.why, r.formula, r.left, r.right))
 		}
-		errs = append(errs, fmt.Errorf("timing: %s: %s does not hold: %s and %s", r.why, r.formula, r.left, r.right))
 	}
-	return errors.Join(errs...)
+	return lines
 }
 
 func (r rule) holds() bool { return r.left < r.right || (!r.strict && r.left == r.right) }

@@ -31,6 +31,8 @@ type NodeConfig struct {
 	Nodes        []ClusterNode `mapstructure:"nodes"`   // all of the cluster, the same list on each
 	Etcd         Etcd          `mapstructure:"etcd"`
 	Lease        Lease         `mapstructure:"lease"`
+	Fencing      Fencing       `mapstructure:"fencing"`
+	Watchdog     Watchdog      `mapstructure:"watchdog"`
 	Listen       string        `mapstructure:"listen"` // IP:port of what load balancers and monitoring ask; "": nowhere
 }
 
@@ -62,6 +64,8 @@ func DefaultNode() NodeConfig {
 		Cluster:      "hawser",
 		Etcd:         defaultEtcd(),
 		Lease:        defaultLease(),
+		Fencing:      defaultFencing(),
+		Watchdog:     defaultWatchdog(),
 	}
 }
 
@@ -197,6 +201,9 @@ func (n NodeConfig) check(c *complaints) {
 			c.add(key, fmt.Sprintf("%q is none of %s", value, strings.Join(of, ", ")), "")
 		}
 	}
+	n.Fencing.check(c)
+	n.Watchdog.check(c)
+	n.checkTiming(c)
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
 	for _, t := range []struct {
