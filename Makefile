@@ -14,7 +14,7 @@ LINT_VERSION := v2.15.0
 DEBS := e2fsprogs xfsprogs drbd-utils fio nbdkit libnbd-bin python3-libnbd qemu-utils bonnie++ jq shellcheck \
         iproute2 nftables prometheus util-linux zstd qemu-system-x86 busybox-static kmod cpio xz-utils \
         pacemaker corosync pcs crmsh pacemaker-cli-utils resource-agents fence-agents openipmi ipmitool libxml2-utils procps \
-        iptables psmisc systemd dbus-daemon dbus-user-session nfs-kernel-server postgresql
+        curl prometheus-hacluster-exporter iptables psmisc systemd dbus-daemon dbus-user-session nfs-kernel-server postgresql
 # What bench measures beside them.
 BENCH_DEBS := glusterfs-server glusterfs-client qemu-system-common
 
@@ -43,6 +43,10 @@ install: build ## program, units, resource agents, completion, sample configurat
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/man/man8
 	bin/hawser completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/hawser
 	bin/hawser man >$(DESTDIR)$(PREFIX)/share/man/man8/hawser.8
+	install -m 644 etc/man/hawser-drbd-tools.8 $(DESTDIR)$(PREFIX)/share/man/man8/hawser-drbd-tools.8
+	install -d $(DESTDIR)$(PREFIX)/lib/hawser/drbd-compat # never over an installed drbd-utils
+	for n in drbdadm drbdsetup drbdadm-84 drbdsetup-84; do ln -sf ../../../sbin/hawser $(DESTDIR)$(PREFIX)/lib/hawser/drbd-compat/$$n || exit 1; done
+	install -D -m 644 etc/pacemaker/linbit-drbd.sh $(DESTDIR)$(PREFIX)/share/hawser/linbit-drbd.sh
 
 demo: build ## a replicated volume, written, killed, failed over and verified
 	$(GO) build -o bin/demo ./test/demo

@@ -353,7 +353,7 @@ func Up(plans []*Plan) []Command {
 	return out
 }
 
-// DiskOptions, NetOptions and ResourceOptions set options of what is up.
+// DiskOptions sets options of disks that are attached.
 func (p *Plan) DiskOptions() []Command {
 	var out []Command
 	for _, n := range p.Numbers() {

@@ -17,18 +17,13 @@ func GetGI(gi *control.GI, peer int, v84 bool) string {
 	}
 	var old [2]control.UUID
 	copy(old[:], gi.History)
-	current := gi.Current
 	flags := []bool{gi.Consistent, gi.WasUpToDate, gi.PrimaryInd, gi.CrashedPrimary, gi.ALClean, gi.ALDisabled, false,
 		p.Connected, p.Outdated, false, p.FullSync, p.UUID != 0 || p.Connected}
 	if v84 {
 		flags = []bool{gi.Consistent, gi.WasUpToDate, gi.PrimaryInd, p.Connected, p.FullSync, p.Outdated, gi.CrashedPrimary}
-		current &^= 1
-		if gi.PrimaryInd {
-			current |= 1 // where 8.4 keeps it
-		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s:%s:%s:%s", current, p.UUID, old[0], old[1])
+	fmt.Fprintf(&b, "%s:%s:%s:%s", gi.Current, p.UUID, old[0], old[1])
 	for _, f := range flags {
 		if f {
 			b.WriteString(":1")
@@ -105,6 +100,9 @@ func ShowGI(gi *control.GI, peer int, v84 bool) string {
 		disk = "UpToDate"
 	case gi.Consistent:
 		disk = "Outdated"
+	}
+	if p.Outdated {
+		disk += ", peer Outdated"
 	}
 	clean := "need apply-al"
 	if gi.ALClean {

@@ -279,7 +279,7 @@ func (c *call) add(g target) bool {
 	} else if !isDefault(c.a.options["config-file"]) {
 		who.Local = nil
 	}
-	p, ok := compat.PlanOf(cfg, g.res, who, c.tool.minor)
+	p, ok := compat.PlanOf(cfg, g.res, who, c.minor)
 	if !ok {
 		return false
 	}
@@ -448,4 +448,3 @@ func idempotent(commands func(c *call, g *target) []compat.Command) func(c *call
 		return code
 	}
 }
-

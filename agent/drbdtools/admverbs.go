@@ -258,11 +258,16 @@ func (c *call) numbers(g *target) []int {
 }
 
 func (c *call) identifiersVerb(g *target, text func(*control.GI, int, bool) string) int {
+	r, err := c.up(c.ctx, g.res)
+	if err != nil {
+		return c.refuse(g.res, err)
+	}
 	for _, n := range c.numbers(g) {
 		gi, err := c.metaGI(g, n)
 		if err != nil {
 			return c.noMeta(g, err)
 		}
+		c.mark(gi, r)
 		for _, p := range g.plan.Peers() {
 			if g.peer != "" && !slices.Contains(p.Host.Names, g.peer) {
 				continue
@@ -530,14 +535,13 @@ func (c *call) environment(g *target) []string {
 	for _, h := range g.plan.R.Hosts {
 		env = append(env, fmt.Sprintf("DRBD_NODE_ID_%d=%s", h.NodeID, h.Name()))
 	}
-	for _, p := range g.plan.Peers() {
-		env = append(env, fmt.Sprintf("DRBD_PEER_NODE_ID=%d", p.ID()))
-		if len(p.Paths) > 0 {
-			env = append(env, "DRBD_PEER_AF="+p.Paths[0][1].Family, "DRBD_PEER_ADDRESS="+p.Paths[0][1].Text,
-				"DRBD_MY_AF="+p.Paths[0][0].Family, "DRBD_MY_ADDRESS="+p.Paths[0][0].Text)
-		}
-		break // one call is about one peer
+	peers := slices.DeleteFunc(g.plan.Peers(), func(p compat.Peer) bool { return g.peer != "" && !slices.Contains(p.Host.Names, g.peer) })
+	if len(peers) != 1 { // which one is meant, the caller must say
+		return env
+	}
+	env = append(env, fmt.Sprintf("DRBD_PEER_NODE_ID=%d", peers[0].ID()), "DRBD_PEER="+peers[0].Name())
+	if paths := peers[0].Paths; len(paths) > 0 {
+		env = append(env, "DRBD_PEER_AF="+paths[0][1].Family, "DRBD_PEER_ADDRESS="+paths[0][1].Text, "DRBD_MY_AF="+paths[0][0].Family, "DRBD_MY_ADDRESS="+paths[0][0].Text)
 	}
 	return env
 }
-

@@ -135,7 +135,19 @@ func (t *tool) identifiers(ctx context.Context, at place, _ arguments, text func
 	if err != nil {
 		return t.refuse(at.text, err)
 	}
+	t.mark(gi, r)
 	return t.print(text(gi, at.peer, t.v84))
+}
+
+// mark sets the lowest bit of the current identifier as the tools of 8.4 show it: of a Primary.
+func (t *tool) mark(gi *control.GI, r *compat.Resource) {
+	if !t.v84 {
+		return
+	}
+	gi.Current &^= 1
+	if r != nil && r.Role == "Primary" {
+		gi.Current |= 1
+	}
 }
 
 func (t *tool) show(ctx context.Context, at place, a arguments) int {
