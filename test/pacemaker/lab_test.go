@@ -63,8 +63,9 @@ type lab struct {
 	nodes []string
 }
 
-// newLab starts n nodes with Pacemaker and their power switches. env overrides the settings of lab/cluster.
-func newLab(t testing.TB, n int, env ...string) *lab {
+// newLab starts n nodes with Pacemaker and their power switches. binds are more SRC:DST that are mounted in each node, boot
+// is a program that each runs when it boots.
+func newLab(t testing.TB, n int, binds []string, boot string) *lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces need root")
@@ -91,8 +92,7 @@ func newLab(t testing.TB, n int, env ...string) *lab {
 	// Interface and namespace names carry the name: several processes of this test do not meet.
 	l := &lab{t: t, dir: dir, name: fmt.Sprintf("hp%d%d", os.Getpid()%10000, id), net: fmt.Sprintf("10.%d.%d", 80+id, os.Getpid()%250)}
 	l.env = append(os.Environ(), "LAB="+l.name, "LAB_DIR="+dir, "LAB_NET="+l.net, "LAB_TOKEN=1000", "LAB_POST=6", "LAB_OCF="+ocf+":hawser",
-		"LAB_BIND="+strings.Join([]string{hawser + ":/usr/local/sbin/hawser", dir + "/res:/etc/hawser/resources.d", dir + "/data:/data"}, " "))
-	l.env = append(l.env, env...)
+		"LAB_BOOT="+boot, "LAB_BIND="+strings.Join(append([]string{hawser + ":/usr/local/sbin/hawser", dir + "/res:/etc/hawser/resources.d", dir + "/data:/data"}, binds...), " "))
 	for i := range n {
 		l.nodes = append(l.nodes, fmt.Sprintf("n%d", i+1))
 	}
@@ -277,7 +277,7 @@ func (l *lab) until(what string, limit time.Duration, ok func() bool) time.Durat
 func (l *lab) picture() string {
 	var b strings.Builder
 	for _, n := range l.alive() {
-		out, err := l.try(n, "sh", "-c", "timeout 10 crm_mon -1rAf -m 3; timeout 10 hawser status; timeout 5 cibadmin -Q -o constraints")
+		out, err := l.try(n, "sh", "-c", "timeout 10 crmadmin -q -S $(timeout 10 crmadmin -q -D); timeout 10 crm_mon -1rAf -m 3; timeout 10 hawser status; timeout 5 cibadmin -Q -o constraints")
 		fmt.Fprintf(&b, "--- %s %v\n%s\n", n, err, out)
 	}
 	return b.String()

@@ -2,7 +2,10 @@ package pacemaker
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +156,43 @@ func TestThirdNodeVotes(t *testing.T) {
 		v.must("cluster", "cut", old)
 	})
 	v.must("cluster", "heal")
+	v.finish()
+}
+
+// O01: the resource agent of drbd-utils, as Debian has it, with hawser behind the names drbdadm and drbdsetup. The configuration is
+// ours with the agent's name changed.
+func TestStockAgent(t *testing.T) {
+	onlyLong(t)
+	linbit, err := filepath.Abs("lab/linbit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/usr/lib/ocf/resource.d/linbit/drbd"); err != nil {
+		t.Fatalf("drbd-utils is not installed: make deps: %v", err)
+	}
+	v := start(t, setup{device: "fuse /dev/drbd0", binds: []string{hawser + ":/usr/sbin/drbdadm", hawser + ":/usr/sbin/drbdsetup", linbit + ":/linbit"},
+		boot: linbit + "/10-bash-env", edit: func(config string) string {
+			return strings.ReplaceAll(config, "ocf:hawser:volume", "ocf:linbit:drbd")
+		}})
+	v.floor()
+	v.write()
+	v.failover("standby", func(old string) { v.on(old, "crm_attribute", "--node", old, "--name", "standby", "--update", "on") })
+	for _, n := range v.nodes {
+		v.on(n, "crm_attribute", "--node", n, "--name", "standby", "--delete")
+	}
+	v.failover("power loss", func(old string) {
+		v.expect(old)
+		v.must("cluster", "kill", old)
+	})
+	v.settled()
+	// All actions stay far below the timeouts that the agent advertises: monitor 20 s, promote and demote 90 s, stop 100 s.
+	for _, n := range v.nodes {
+		out := v.on(n, "sh", "-c", "cibadmin -Q -o status | tr ' ' '\n' | sed -n 's/^exec-time=\"\\([0-9]*\\)\".*/\\1/p' | sort -n | tail -n 1")
+		t.Logf("%s: the slowest action took %s ms", n, strings.TrimSpace(out))
+		if ms, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || ms > 60000 {
+			t.Errorf("%s: the slowest action took %q ms", n, out)
+		}
+	}
 	v.finish()
 }
 

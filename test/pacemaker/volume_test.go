@@ -42,9 +42,11 @@ type setup struct {
 	device  string          // "": none, only NBD
 	format  string          // of the configuration; "": crm
 	extra   []string
-	lab     []string          // settings of the lab
-	net     map[string]string // options
-	more    string            // at the end of the resource file
+	binds   []string                   // more SRC:DST in each node
+	boot    string                     // program that each node runs when it boots
+	edit    func(config string) string // of what is printed
+	net     map[string]string          // options
+	more    string                     // at the end of the resource file
 }
 
 // start makes a cluster with r0, loads its configuration as it is printed, and waits until it is promoted.
@@ -56,7 +58,7 @@ func start(t *testing.T, s setup) *volume {
 	if s.device == "" {
 		s.device = "none"
 	}
-	l := newLab(t, s.nodes, s.lab...)
+	l := newLab(t, s.nodes, s.binds, s.boot)
 	v := &volume{lab: l, nodes: l.nodes, history: check.NewHistory(nil), fenced: map[string]int{}}
 	if s.holders > 0 {
 		v.nodes = l.nodes[:s.holders]
@@ -120,6 +122,9 @@ func (v *volume) configure(s setup) {
 	}
 	args := append([]string{"hawser", "pacemaker", "config", "r0", "--format", s.format, "--fence-delay", "2s"}, v.fences()...)
 	text := v.on("n1", append(args, s.extra...)...)
+	if s.edit != nil {
+		text = s.edit(text)
+	}
 	file := filepath.Join(v.dir, v.name, "share", "r0."+s.format) // /lab in every node
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		v.t.Fatal(err)
@@ -222,6 +227,8 @@ func (v *volume) promoted(node, clone string) (list []string) {
 		switch {
 		case name == "clone":
 			in = attr["id"]
+		case name == "node_attributes" || name == "node_history": // the resources end here
+			in = ""
 		case name == "resource":
 			role = attr["role"]
 		case name == "node" && in == clone && role == "Promoted":
