@@ -369,7 +369,7 @@ func (v *volume) finish() {
 		})
 	})
 	for _, n := range v.nodes {
-		left := v.on(n, "sh", "-c", "ls /run/hawser/replicator /var/lib/hawser/pacemaker 2>/dev/null | grep -v -e lock$ -e pid$ -e ^/ -e ^$ -e event$ || :")
+		left := v.on(n, "sh", "-c", "find /run/hawser/replicator /var/lib/hawser/pacemaker ! -type d 2>/dev/null | grep -v -e lock$ -e pid$ -e event$ || :")
 		if strings.TrimSpace(left) != "" {
 			v.t.Errorf("%s: left behind: %s", n, left)
 		}
