@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hawser-ha/hawser/agent/drbdconf"
 )
@@ -181,12 +182,40 @@ func (c *converter) resource(cfg *drbdconf.Config, r *drbdconf.Resource) (*Resou
 	c.volumes(out, full)
 	c.links(out, full)
 	c.unsaid(r)
+	c.checkText(out)
 	if len(c.errs) == 0 {
 		check := complaints{file: out.File, at: out.at}
 		out.check(&check)
 		c.errs = append(c.errs, check.list...)
 	}
 	return out, c.errs
+}
+
+// checkText refuses bytes that are no text: drbd.conf takes any, a definition has to be YAML and JSON too.
+func (c *converter) checkText(r *Resource) {
+	bad := func(what, text string) {
+		if !utf8.ValidString(text) {
+			c.fail(c.res.Pos, fmt.Sprintf("%s: %q is not UTF-8", what, text), "save the file as UTF-8")
+		}
+	}
+	volumes := slices.Clone(r.Volumes)
+	for _, n := range r.Nodes {
+		bad("node", n.Name)
+		volumes = append(volumes, n.Volumes...)
+	}
+	for _, v := range volumes {
+		bad("disk", v.Disk)
+		bad("meta-disk", v.MetaDisk)
+	}
+	lists := []Options{r.Handlers, r.Net, r.Disk, r.Options}
+	for _, conn := range r.Connections {
+		lists = append(lists, conn.Net)
+	}
+	for _, list := range lists {
+		for _, o := range list {
+			bad(o.Name, o.Value)
+		}
+	}
 }
 
 // nodeName is what hawser calls a host.

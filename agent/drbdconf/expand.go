@@ -196,7 +196,7 @@ func (r *Resource) Expand() *Resource {
 				got := filter(own, what)
 				if x := findVolume(r.Volumes, number); x != nil {
 					base := optionsOf(x.Options)
-					got = inherit(got, without(optionsOf(n.Disk), base), what)
+					got = inherit(got, overridden(optionsOf(n.Disk), base), what)
 					got = inherit(got, base, what)
 				} else {
 					got = inherit(got, optionsOf(n.Disk), what)
@@ -233,7 +233,7 @@ func (r *Resource) Expand() *Resource {
 			if x := findVolume(r.Volumes, number); x != nil {
 				base = filter(optionsOf(x.Options), isPeer)
 			}
-			own = inherit(own, inherit(disk, without(filter(optionsOf(n.Disk), isPeer), base), isPeer), isPeer)
+			own = inherit(own, inherit(disk, overridden(filter(optionsOf(n.Disk), isPeer), base), isPeer), isPeer)
 			own = inherit(own, base, isPeer)
 			vols = append(vols, &PeerVolume{Pos: c.Pos, Number: number, Disk: (&Section{Pos: c.Pos, Options: own}).orNil()})
 		}
@@ -250,6 +250,18 @@ func (r *Resource) Expand() *Resource {
 		n.Connections = append(n.Connections, c)
 	}
 	return n
+}
+
+// overridden is list with the values that base has: the place is that of the general section, as drbdadm has it where
+// both say the same.
+func overridden(list, base Options) Options {
+	list = slices.Clone(list)
+	for i, o := range list {
+		if b, has := base.Get(o.Name); has {
+			list[i] = b
+		}
+	}
+	return list
 }
 
 func proxyOptions(own, general *Section) *Section {

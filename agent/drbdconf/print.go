@@ -79,7 +79,7 @@ func pad(indent int, name string) string {
 
 // quote puts quotes where a word needs them.
 func quote(s string) string {
-	if s != "" && len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r >= 0x80 || !isWordByte(byte(r)) }) {
+	if s != "" && (len(s) <= 128 || len(s) > stringMax) && !strings.ContainsFunc(s, func(r rune) bool { return r >= 0x80 || !isWordByte(byte(r)) }) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
@@ -303,6 +303,10 @@ func (r *Resource) selfFor(opt VerifyOptions, style Style) *Host {
 }
 
 func (p *printer) volumes(indent int, list []*Volume) {
+	if p.opt.Style != Lossless {
+		list = slices.Clone(list)
+		slices.SortStableFunc(list, func(a, b *Volume) int { return a.Number - b.Number })
+	}
 	for _, v := range list {
 		at := indent
 		if !v.Implicit {
