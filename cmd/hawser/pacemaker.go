@@ -140,7 +140,7 @@ func stateCommand() *cobra.Command {
 		for _, f := range []struct {
 			on   bool
 			word string
-		}{{a.AllUpToDate, "all-uptodate"}, {pacemaker.PrimaryPeer(st), "peer-primary"}, {a.Broken, "broken"}, {len(st.Suspended) > 0, "suspended"}} {
+		}{{a.AllUpToDate, "all-uptodate"}, {pacemaker.PrimaryPeer(st), "peer-primary"}, {a.Broken, "broken"}, {len(st.Suspended) > 0, "suspended"}, {r.Fences(), "fenced"}} {
 			if f.on {
 				words = append(words, f.word)
 			}
@@ -152,7 +152,7 @@ func stateCommand() *cobra.Command {
 	cmd.Long = `Print "up ROLE SCORE FLAGS..." of a resource, as the replicator itself tells it: the
 agent may be away. Exit codes: 0 it is up, 3 nobody can tell, 4 it is surely down.
 Flags: all-uptodate, peer-primary, broken (Primary without any UpToDate data),
-suspended.`
+suspended, fenced (this node asked to keep a peer from being promoted).`
 	cmd.Flags().String("scores", "0 10 1000 10000", "promotion scores: Consistent, data only on a peer, UpToDate alone, all good")
 	return cmd
 }

@@ -129,6 +129,12 @@ want "monitor: unless it is switched off" 8 10000 - '!unfence-peer'
 fresh; answer state 0 'up Primary 10000 all-uptodate'
 act volume monitor "$probe"
 want "monitor: not in a probe" 8 10000 - '!unfence-peer'
+fresh; answer state 0 'up Secondary 10000 all-uptodate'
+act volume monitor "$recurring"
+want "monitor: a Secondary has nothing to remove" 0 10000 - '!unfence-peer'
+fresh; answer state 0 'up Secondary 10000 all-uptodate fenced'
+act volume monitor "$recurring"
+want "monitor: unless it asked for it" 0 10000 - 'unfence-peer r0'
 fresh; answer state 4; echo 10000 >"$STUB/score"
 act volume monitor "$recurring"
 want "monitor: what is down has no score" 7 none -

@@ -360,7 +360,12 @@ func (v *volume) finish() {
 		v.t.Error(v.twice)
 	}
 	v.account()
-	v.until("no constraint is left", soon, func() bool { return len(v.bans(v.nodes[0])) == 0 })
+	v.until("no constraint is left, and no record of one", soon, func() bool {
+		return len(v.bans(v.nodes[0])) == 0 && !slices.ContainsFunc(v.nodes, func(n string) bool {
+			out, err := v.try(n, "sh", "-c", "ls /var/lib/hawser/pacemaker/*.json 2>/dev/null || :")
+			return err != nil || strings.TrimSpace(out) != ""
+		})
+	})
 	v.on(v.nodes[0], "crm_resource", "--resource", "r0-clone", "--meta", "--set-parameter", "target-role", "--parameter-value", "Stopped")
 	v.until("the volume is down everywhere", soon, func() bool {
 		return !slices.ContainsFunc(v.nodes, func(n string) bool {

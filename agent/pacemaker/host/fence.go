@@ -53,6 +53,9 @@ func (h *Host) Records(res string) []Record {
 	return list
 }
 
+// Fences tells whether this node asked for a ban about the resource, and has not noticed yet that it is gone.
+func (r *Resource) Fences() bool { return len(r.h.Records(r.name)) > 0 }
+
 func (h *Host) record(r Record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
