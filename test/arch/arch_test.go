@@ -100,7 +100,7 @@ func TestImportsPointOneWay(t *testing.T) {
 }
 
 // pure packages replay a whole life from one seed: no clock, no chance, no goroutine, no I/O.
-var pure = []string{"replicator/core", "replicator/genid", "replicator/bitmap", "replicator/actlog", "replicator/wire", "replicator/pace", "agent/drbdconf", "agent/compat"}
+var pure = []string{"replicator/core", "replicator/genid", "replicator/bitmap", "replicator/actlog", "replicator/wire", "replicator/pace", "agent/drbdconf", "agent/compat", "agent/pacemaker"}
 
 func TestPurePackagesArePure(t *testing.T) {
 	banned := []string{"os", "os/exec", "net", "net/http", "io/fs", "math/rand", "math/rand/v2", "crypto/rand", "log", "log/slog", "sync", "sync/atomic",
