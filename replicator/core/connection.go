@@ -377,6 +377,12 @@ func (m *Machine) uuids(l *link, b *wire.UUIDsBody) error {
 	if l.conn >= wire.Connected && v.disk < wire.Negotiating {
 		v.exposed(b.Current)
 	}
+	switch l.conn {
+	case wire.WFBitMapT, wire.WFSyncUUID, wire.SyncTarget, wire.PausedSyncT, wire.StartingSyncT, wire.Behind:
+		if l.p.relaxed() {
+			l.peerSet.Current = b.Current // the source has begun a new generation meanwhile: that is what this resync leads to
+		}
+	}
 	m.adopt(l, b)
 	return nil
 }
@@ -588,7 +594,8 @@ func (m *Machine) newCurrent(v *volume) {
 	m.event(v.num, -1, "new data generation", nil)
 	m.writeSuper(v, false, false, true, nil)
 	for _, l := range v.pv {
-		if l.p.up && l.conn >= wire.Connected {
+		// A peer in the middle of the handshake was told the old one, and would end its resync with it.
+		if l.p.up && (l.conn >= wire.Connected || l.conn == wire.WFReportParams && l.p.relaxed()) {
 			m.sendUUIDs(l)
 		}
 	}

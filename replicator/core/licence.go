@@ -130,13 +130,18 @@ func (m *Machine) qualified(p *peer) bool {
 	}
 	for _, v := range m.vols {
 		l := v.pv[p.idx]
-		if l.conn != wire.Connected && l.conn != wire.VerifyS && l.conn != wire.VerifyT || l.disk != wire.UpToDate {
+		target := false // we are: the peer has everything, and gets what is written
+		switch l.conn {
+		case wire.Connected, wire.VerifyS, wire.VerifyT:
+		case wire.WFBitMapT, wire.WFSyncUUID, wire.SyncTarget, wire.PausedSyncT:
+			target = true
+		default:
 			return false
 		}
-		if p.terms() && (l.device == 0 || !l.vouched) {
+		if l.disk != wire.UpToDate || p.terms() && (l.device == 0 || !l.vouched) {
 			return false
 		}
-		if !p.awaited && l.count() > 0 { // found by a verify, or not told to the peer: it waits for a resync
+		if !p.awaited && !target && l.count() > 0 { // found by a verify, or not told to the peer: it waits for a resync
 			return false
 		}
 	}
@@ -435,7 +440,7 @@ func (m *Machine) has(r *Request, p *peer) bool {
 		return true
 	}
 	l := r.v.pv[p.idx]
-	return l.bm != nil && !l.isDirty(r.Off, r.Len) && m.qualified(p) // it came by a resync
+	return l.bm != nil && l.conn == wire.Connected && !l.isDirty(r.Off, r.Len) && m.qualified(p) // it came by a resync
 }
 
 // everywhere says whether a write may be acknowledged: everybody who is waited for has it.
