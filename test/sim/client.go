@@ -27,6 +27,7 @@ type clientOp struct {
 	done       bool  // answered
 	ok         bool  // without error
 	stable     bool  // known to survive a power cut
+	seen       bool  // a read showed it, so it has happened (coordinated lives)
 	safe       bool  // submitted under protocol C: a flush holds for all copies
 	released   bool  // the node has forgotten it: nothing of it is in flight
 	p          *payload
@@ -55,7 +56,7 @@ func (h *blockHist) over(op *clientOp, counts func(*clientOp) bool) bool {
 	return false
 }
 
-func acked(o *clientOp) bool { return o.done && o.ok }
+func acked(o *clientOp) bool { return o.done && o.ok || o.seen }
 
 // values is what a block may hold if only the writes that count are sure.
 func (w *world) values(b int64, counts func(*clientOp) bool) map[uint64]bool {
@@ -126,7 +127,7 @@ func (w *world) submit(i int, op *clientOp) {
 		}
 	}
 	w.open = append(w.open, op)
-	n.m.Submit(w.now, r)
+	n.m.Submit(n.now(), r)
 	n.effects()
 }
 
@@ -160,6 +161,9 @@ func (op *clientOp) complete(err error) {
 		for i := range op.n {
 			got := op.p.vals[i]
 			if op.before[i][got] {
+				if w.etcd != nil {
+					w.saw(op.off+i, got)
+				}
 				continue
 			}
 			w.fail("read of block %d on %s: %d, allowed %v", op.off+i, w.nodes[op.node].name, got, op.before[i])
@@ -298,7 +302,7 @@ func (w *world) clientStep() {
 	i := w.primary
 	if w.both {
 		i = w.rng.IntN(len(w.nodes))
-		if !w.nodes[i].up() || w.nodes[i].m.Role() != wire.Primary {
+		if !w.nodes[i].up() || w.nodes[i].stopped || w.nodes[i].m.Role() != wire.Primary {
 			return
 		}
 	}

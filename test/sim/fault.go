@@ -22,6 +22,12 @@ func (w *world) secondary(p *node) *node {
 
 // strike does something bad, then perhaps repairs it. The operator never promotes a node that may lack acknowledged writes.
 func (w *world) strike(faults []fault) {
+	if w.etcd != nil {
+		f := faults[w.rng.IntN(len(faults))]
+		w.logf("-- and %s", f.name)
+		f.run(w, nil, nil)
+		return
+	}
 	if w.primary < 0 {
 		w.recover(-1, acked, false)
 		return

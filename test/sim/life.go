@@ -27,6 +27,8 @@ const (
 	joinEnds
 	timePasses
 	client
+	etcdWork
+	agentActs
 )
 
 // step lets one thing happen.
@@ -34,8 +36,11 @@ func (w *world) step() {
 	cs := w.choices[:0]
 	total := 0
 	add := func(c choice) { cs = append(cs, c); total += c.weight }
+	if w.etcd != nil {
+		w.etcdChoices(add)
+	}
 	for _, n := range w.nodes {
-		if !n.up() {
+		if !n.up() || n.stopped {
 			continue
 		}
 		if k := len(n.tasks); k > 0 {
@@ -67,14 +72,22 @@ func (w *world) step() {
 			_ = k
 		}
 		for k, want := range n.want {
-			if o := n.peer(k); want && o.id > n.id && o.up() && o.want[o.index(n)] {
+			if o := n.peer(k); want && o.id > n.id && o.up() && !o.stopped && o.want[o.index(n)] && !w.apart(n, o) {
 				add(choice{weight: 10, what: joinEnds, i: n.id, j: o.id})
 			}
 		}
 	}
-	add(choice{weight: 2, what: timePasses})
+	if w.etcd != nil {
+		add(choice{weight: 12, what: timePasses}) // what matters takes seconds
+	} else {
+		add(choice{weight: 2, what: timePasses})
+	}
 	if (w.primary >= 0 || w.both) && len(w.open) < 24 && !w.quiet {
-		add(choice{weight: 40, what: client})
+		weight := 40
+		if w.etcd != nil {
+			weight = 12
+		}
+		add(choice{weight: weight, what: client})
 	}
 	w.choices = cs
 	pick := w.rng.IntN(total)
@@ -111,6 +124,14 @@ func (w *world) do(c choice) {
 		w.passTime()
 	case client:
 		w.clientStep()
+	case etcdWork:
+		w.etcd.work(c.i)
+	case agentActs:
+		n.agent.act()
+		n.effects()
+	}
+	if w.etcd != nil {
+		w.checkLicences()
 	}
 }
 
@@ -118,9 +139,9 @@ func (w *world) do(c choice) {
 func (w *world) passTime() {
 	w.now += 1e6 + core.Now(w.rng.Int64N(20e6))
 	for _, n := range w.nodes {
-		if n.up() {
-			if d := n.m.Deadline(); d != 0 && d <= w.now {
-				n.m.Tick(w.now)
+		if n.up() && !n.stopped {
+			if d := n.m.Deadline(); d != 0 && d <= n.now() {
+				n.m.Tick(n.now())
 				n.effects()
 			}
 		}

@@ -11,6 +11,7 @@ import (
 type packet struct {
 	p    wire.Packet
 	vals []uint64 // data, as block values
+	term uint64   // that the sender had told before
 	data []byte   // bitmap bytes
 }
 
@@ -95,7 +96,7 @@ func (c *conn) deliver(to int, meta bool) {
 	*q = (*q)[1:]
 	n, w := c.ends[to], c.w
 	k := n.index(c.ends[1-to])
-	c.last[to][i] = w.now
+	c.last[to][i] = n.now()
 	if !n.up() || n.links[k] != c {
 		return
 	}
@@ -109,7 +110,7 @@ func (c *conn) deliver(to int, meta bool) {
 	}
 	var tag any
 	if pk.vals != nil {
-		tag = &payload{vals: pk.vals}
+		tag = &payload{vals: pk.vals, term: pk.term, seen: n.m.Term()}
 		if pk.p.Cmd == wire.DataReply {
 			if r := n.m.ReplyBuffer(k, &pk.p); r != nil {
 				r.Tag.(*payload).vals = pk.vals
@@ -119,12 +120,12 @@ func (c *conn) deliver(to int, meta bool) {
 	}
 	p := pk.p
 	p.Tail = 0
-	_, err := n.m.Packet(w.now, k, &p, tag, pk.data)
+	_, err := n.m.Packet(n.now(), k, &p, tag, pk.data)
 	if err != nil {
 		w.fail("%s: protocol error on %s: %v", n.name, pk.p.Cmd, err)
 		n.links[k] = nil
 		c.cut()
-		n.m.LinkDown(w.now, k, err, false)
+		n.m.LinkDown(n.now(), k, err, false)
 	}
 	n.effects()
 }
@@ -146,7 +147,7 @@ func (c *conn) tell(i int) {
 	k := n.index(c.ends[1-i])
 	if n.up() && n.links[k] == c {
 		n.links[k] = nil
-		n.m.LinkDown(c.w.now, k, errors.New("connection reset"), false)
+		n.m.LinkDown(n.now(), k, errors.New("connection reset"), false)
 		n.effects()
 	}
 }
@@ -160,6 +161,9 @@ func (w *world) connect(i, j int) {
 	if !w.strict {
 		features |= core.FeatureRelaxedEpochs
 	}
+	if w.etcd != nil {
+		features |= wire.FeatureTerm
+	}
 	for e, n := range c.ends {
 		k := n.index(c.ends[1-e])
 		n.want[k] = false
@@ -167,10 +171,10 @@ func (w *world) connect(i, j int) {
 		if n.net != nil {
 			net = *n.net
 		}
-		n.m.SetNet(w.now, k, net, nil) // a change of the protocol may not have reached it before the connection was lost
+		n.m.SetNet(n.now(), k, net, nil) // a change of the protocol may not have reached it before the connection was lost
 		n.links[k] = c
-		c.last[e] = [2]core.Now{w.now, w.now}
-		n.m.LinkUp(w.now, k, core.LinkInfo{Version: 101, Features: features, ResolveConflicts: e == resolver,
+		c.last[e] = [2]core.Now{n.now(), n.now()}
+		n.m.LinkUp(n.now(), k, core.LinkInfo{Version: 101, Features: features, ResolveConflicts: e == resolver,
 			LastReceived: func() (core.Now, core.Now) { return c.last[e][0], c.last[e][1] }})
 	}
 	for _, n := range c.ends {

@@ -32,6 +32,8 @@ type node struct {
 	undo     map[int64]uint64 // the undo log: blocks that were overwritten, with what they held
 	net      *core.NetConfig  // its own options; nil: as all have
 	handlers map[string]int   // how often a handler was run
+
+	coordinated
 }
 
 // task is work that finishes at a moment the world chooses.
@@ -44,6 +46,8 @@ type task struct {
 type payload struct {
 	vals []uint64
 	op   *clientOp
+	term uint64 // that the sender had told before it sent them
+	seen uint64 // the highest that the receiver knew when they came
 }
 
 var errPlanted = errors.New("planted error")
@@ -77,13 +81,16 @@ func (n *node) start() {
 	}
 	cfg := core.Config{Rand: func() uint64 { return w.rng.Uint64() | 1<<40 }}
 	cfg.Volumes = []core.VolumeConfig{n.volume}
-	for range peers {
-		cfg.Peers = append(cfg.Peers, core.PeerConfig{Name: "peer", Net: w.net, Pace: w.pace})
+	for k := range peers {
+		cfg.Peers = append(cfg.Peers, core.PeerConfig{Name: "peer", NodeID: n.peer(k).id, Net: w.net, Pace: w.pace})
+	}
+	if w.etcd != nil {
+		n.coordinate(&cfg)
 	}
 	n.m = core.New(cfg)
 	n.attach(nil)
 	for k := range peers {
-		n.m.Connect(w.now, k, false, nil)
+		n.m.Connect(n.now(), k, false, nil)
 	}
 	n.effects()
 }
@@ -120,7 +127,7 @@ func (n *node) attach(cmd any) {
 	sup := d.super
 	sup.Bitmap = append([]uint64(nil), sup.Bitmap...)
 	sup.Peers = append([]core.SuperPeer(nil), sup.Peers...)
-	n.m.Attach(n.w.now, 0, core.DiskInfo{Capacity: n.capacity * block, Super: sup, Bitmaps: maps, ALSlots: 67, ALBlocks: 8, Discards: true}, cmd)
+	n.m.Attach(n.now(), 0, core.DiskInfo{Capacity: n.capacity * block, Super: sup, Bitmaps: maps, ALSlots: 67, ALBlocks: 8, Discards: true, Device: d.device}, cmd)
 }
 
 // activeExtents is what the activity log on the disk says.
@@ -148,6 +155,7 @@ func (n *node) crash(power bool) {
 	}
 	n.m = nil
 	n.life++
+	n.stopped = false
 	n.tasks, n.meta = nil, nil
 	clear(n.want)
 	for _, c := range n.links {
@@ -247,11 +255,13 @@ func (n *node) effect(e *core.Effect) {
 			c.close(c.end(n))
 		}
 	case core.CloseDisk:
-		n.tasks = append(n.tasks, task{run: func() { n.m.DiskClosed(w.now, 0) }})
+		n.tasks = append(n.tasks, task{run: func() { n.m.DiskClosed(n.now(), 0) }})
 	case core.Result:
 		if f, ok := e.Cmd.(func(error)); ok {
 			f(e.Err)
 		}
+	case core.WriteRecord:
+		n.recordTask(e)
 	case core.RunHandler:
 		n.handlers[e.Note]++
 	case core.SizeChanged:
@@ -286,7 +296,10 @@ func (n *node) send(e *core.Effect) {
 	if c == nil {
 		return
 	}
-	pk := packet{p: e.Pkt}
+	pk := packet{p: e.Pkt, term: n.told}
+	if b, ok := e.Pkt.Ext.(*wire.TermBody); ok {
+		n.told = b.Term
+	}
 	if e.Pkt.Tail > 0 {
 		if e.Req == nil {
 			w.fail("%s: packet %s has a tail and no request", n.name, e.Pkt.Cmd)
@@ -342,7 +355,7 @@ func (n *node) superTask(e *core.Effect) {
 	if e.Bitmap {
 		bits = n.snapshot(nil)
 	}
-	done := func(err error) { n.m.SuperDone(w.now, 0, token, err) }
+	done := func(err error) { n.m.SuperDone(n.now(), 0, token, err) }
 	early := w.bug("a superblock is called durable before it is")
 	if early {
 		life := n.life
@@ -386,7 +399,7 @@ func (n *node) logTask(e *core.Effect) {
 	}
 	n.meta = append(n.meta, task{run: func() {
 		if n.disk.failing(access{meta: "log"}) {
-			n.m.ALDone(w.now, 0, errPlanted)
+			n.m.ALDone(n.now(), 0, errPlanted)
 			return
 		}
 		if len(tx.Evicted) > 0 {
@@ -402,7 +415,7 @@ func (n *node) logTask(e *core.Effect) {
 		if !w.bug("the activity log is not written") {
 			n.disk.ring[tx.Block(1, 8)] = b
 		}
-		n.m.ALDone(w.now, 0, nil)
+		n.m.ALDone(n.now(), 0, nil)
 	}})
 }
 
@@ -434,6 +447,7 @@ func (n *node) sendBitmap(c *conn, b *bitmap.Bitmap) {
 // diskTask is one disk request; it happens when the world picks it.
 func (n *node) diskTask(r *core.Request) {
 	w := n.w
+	n.checkTerm(r)
 	blocks := int(r.Len / block)
 	write := r.Op == core.OpWrite || r.Op == core.OpZero || r.Op == core.OpDiscard
 	if write && (r.Kind == core.PeerWrite && w.bug("a peer's write is acknowledged before the disk has it") ||
@@ -461,7 +475,7 @@ func (n *node) diskTask(r *core.Request) {
 		default:
 			n.apply(r, blocks, r.FUA && !w.bug("FUA is ignored"))
 		}
-		n.m.DiskDone(w.now, r, err)
+		n.m.DiskDone(n.now(), r, err)
 	}})
 }
 
@@ -472,7 +486,7 @@ func (n *node) late(r *core.Request, blocks int) {
 		kept.Tag = &payload{vals: append([]uint64(nil), p.vals...)}
 	}
 	n.tasks = append(n.tasks, task{run: func() { n.apply(&kept, blocks, kept.FUA) }})
-	n.m.DiskDone(n.w.now, r, nil)
+	n.m.DiskDone(n.now(), r, nil)
 }
 
 func (n *node) read(r *core.Request) {

@@ -17,6 +17,7 @@ type store struct {
 	stable []uint64
 	cache  map[int64][]uint64 // what was written to a block since it was last stable, oldest first
 	super  core.Super
+	device uint64           // its device UUID
 	bits   []*bitmap.Bitmap // on disk, by peer
 	ring   [][actlog.BlockSize]byte
 	fails  map[access]int // how many of the next accesses of a kind fail

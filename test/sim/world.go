@@ -15,10 +15,12 @@ import (
 
 // options are what a kind of life has of its own.
 type options struct {
-	nodes  int          // 0: two
-	blocks int64        // of the volume; 0: as chance has it
-	bug    string       // a planted bug
-	tune   func(*world) // changes the configuration before the nodes are built
+	coordinated    bool
+	failUnlicensed bool         // on-no-quorum io-error
+	nodes          int          // 0: two
+	blocks         int64        // of the volume; 0: as chance has it
+	bug            string       // a planted bug
+	tune           func(*world) // changes the configuration before the nodes are built
 }
 
 // world is the nodes, the network between them, and the clients.
@@ -52,6 +54,11 @@ type world struct {
 	narrow  bool   // clients write to the first blocks only
 	quiet   bool   // no more client requests: the end
 	blind   bool   // what clients see is not checked: the data has split
+
+	etcd   *etcd           // nil: not coordinated
+	faults []fault         // that may come together
+	forced bool            // an operator lets disks lead that nobody remembers
+	cuts   map[[2]int]bool // pairs of nodes that cannot reach each other, lower number first
 
 	choices []choice
 	moved   int64              // bytes of resync data on the network
@@ -123,6 +130,10 @@ func newWorld(seed uint64, opt options) *world {
 	for i := range w.opt.nodes {
 		w.nodes = append(w.nodes, &node{w: w, id: i, name: string(rune('a' + i)), volume: w.volume, capacity: w.blocks, disk: newStore(w.room, w.opt.nodes-1)})
 		w.conns = append(w.conns, make([]*conn, w.opt.nodes))
+		w.nodes[i].disk.device = uint64(i + 1)
+	}
+	if opt.coordinated {
+		w.coordinate()
 	}
 	return w
 }
