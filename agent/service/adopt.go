@@ -44,7 +44,7 @@ func (c *chain) adopt(ctx context.Context) error {
 	} else {
 		for i := range defs {
 			in := &instance{Spec: defs[i], State: Starting, Since: time.Now()}
-			a := c.host.driver(defs[i].Kind).monitor(ctx, &defs[i], c.handle(ctx, in, "monitor", defs[i].MonitorTimeout), true)
+			a := c.r.g.drivers(c.host, defs[i].Kind).monitor(ctx, &defs[i], c.handle(ctx, in, "monitor", defs[i].MonitorTimeout), true)
 			switch {
 			case a.err != nil:
 				return a.err
@@ -98,7 +98,7 @@ func (c *chain) take(ctx context.Context, in *instance, maintenance bool, pasts 
 		return true, nil // it is asked when maintenance ends, or stopped
 	}
 	spec := in.Spec
-	d := c.host.driver(spec.Kind)
+	d := c.r.g.drivers(c.host, spec.Kind)
 	a := d.monitor(ctx, &spec, c.handle(ctx, in, "monitor", spec.MonitorTimeout), true)
 	if a.err != nil {
 		return false, a.err

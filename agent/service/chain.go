@@ -326,7 +326,7 @@ func (c *chain) start(ctx context.Context, spec config.ServiceSpec) {
 		return c.want == wantUp && !c.r.maintenance && hold == free
 	})
 	defer done()
-	d := c.host.driver(spec.Kind)
+	d := c.r.g.drivers(c.host, spec.Kind)
 	in := &instance{Spec: spec, State: Starting, Since: time.Now()}
 	a := d.monitor(ctx2, &spec, c.handle(ctx, in, "monitor", spec.MonitorTimeout), true)
 	if a.err != nil {
@@ -392,6 +392,7 @@ func (c *chain) fail(ctx context.Context, in *instance, spec *config.ServiceSpec
 		failure(p, spec, a, now, c.r.g.o.Backoff)
 		if in != nil {
 			in.State, in.Reason, in.Since, in.Failed, in.Op = Failed, a.reason, now, true, nil
+			in.Refused = a.is == refused || a.is == nowhere
 		}
 		if p.GaveUp != "" && before == "" {
 			c.asks, c.why = max2(c.asks, AskMove), spec.Name+": "+p.Reason
@@ -445,13 +446,13 @@ func (c *chain) stop(ctx context.Context, index int) {
 			in.State, in.Since = Stopping, time.Now()
 		}
 	})
-	d := c.host.driver(spec.Kind)
+	d := c.r.g.drivers(c.host, spec.Kind)
 	a := d.stop(ctx, &spec, c.handle(ctx, in, "stop", spec.StopTimeout))
 	if a.err != nil {
 		return // the next agent goes on
 	}
 	if a.is != notRunning {
-		if !in.Ran && (a.is == refused || a.is == nowhere) { // neither start nor stop can do anything here
+		if in.Refused && !in.Ran && (a.is == refused || a.is == nowhere) { // neither start nor stop can do anything here
 			c.host.log.Info("service not stopped: it could not be started either", "service", spec.Name, "why", a.reason)
 			a = answer{is: notRunning}
 		} else if m := d.monitor(ctx, &spec, c.handle(ctx, in, "monitor", spec.MonitorTimeout), true); m.err != nil {
@@ -514,7 +515,7 @@ func (c *chain) monitor(ctx context.Context, index int) {
 	spec := c.specOf(in)
 	ctx2, done := c.cancellable(ctx, "monitor", func() bool { return c.want != wantDown && !c.r.maintenance })
 	defer done()
-	a := c.host.driver(spec.Kind).monitor(ctx2, &spec, c.handle(ctx, in, "monitor", spec.MonitorTimeout), false)
+	a := c.r.g.drivers(c.host, spec.Kind).monitor(ctx2, &spec, c.handle(ctx, in, "monitor", spec.MonitorTimeout), false)
 	if a.err != nil {
 		return
 	}
@@ -552,7 +553,7 @@ func (c *chain) warning(ctx context.Context, in *instance, spec *config.ServiceS
 	if !look {
 		return old
 	}
-	return c.host.driver(spec.Kind).warn(ctx, spec)
+	return c.r.g.drivers(c.host, spec.Kind).warn(ctx, spec)
 }
 
 // specOf is how a running service is watched: by its definition of today, if there is one.

@@ -62,7 +62,7 @@ type driver interface {
 	warn(ctx context.Context, s *config.ServiceSpec) string // about how it is set up
 }
 
-func (h *host) driver(kind string) driver {
+func newDriver(h *host, kind string) driver {
 	switch kind {
 	case config.ServiceOCF:
 		return &ocf{h}

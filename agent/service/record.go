@@ -18,11 +18,12 @@ type instance struct {
 	State   State              `json:"state"`
 	Reason  string             `json:"reason,omitempty"`
 	Since   time.Time          `json:"since"`
-	Ran     bool               `json:"ran"`              // it did run; false: its start may have done nothing
-	Op      *operation         `json:"op,omitempty"`     // a program that starts or stops it
-	Main    *process           `json:"main,omitempty"`   // of a command
-	Failed  bool               `json:"failed,omitempty"` // it must be stopped
-	Stops   int                `json:"stops,omitempty"`  // how often its stop failed
+	Ran     bool               `json:"ran"`               // it did run; false: its start may have done nothing
+	Op      *operation         `json:"op,omitempty"`      // a program that starts or stops it
+	Main    *process           `json:"main,omitempty"`    // of a command
+	Failed  bool               `json:"failed,omitempty"`  // it must be stopped
+	Refused bool               `json:"refused,omitempty"` // its start said that it cannot run here: it did nothing
+	Stops   int                `json:"stops,omitempty"`   // how often its stop failed
 	exited  string
 	checked time.Time // the last monitor
 	due     time.Time // the next one

@@ -49,8 +49,9 @@ type Group struct {
 
 	mu      sync.Mutex // guards the fields below and those of runners and chains; never held over I/O
 	runners map[string]*Runner
-	changed chan struct{} // closed and replaced at each change
-	pending []Event       // not yet delivered
+	drivers func(*host, string) driver // newDriver, but for tests
+	changed chan struct{}              // closed and replaced at each change
+	pending []Event                    // not yet delivered
 
 	notify sync.Mutex // keeps events in order; held while Notify is called
 }
@@ -79,7 +80,7 @@ func NewGroup(o Options) (*Group, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Group{o: o, dir: filepath.Join(o.RunDir, "services"), boot: bootID(), runners: map[string]*Runner{}, changed: make(chan struct{})}
+	g := &Group{o: o, dir: filepath.Join(o.RunDir, "services"), boot: bootID(), runners: map[string]*Runner{}, drivers: newDriver, changed: make(chan struct{})}
 	if err := os.MkdirAll(g.dir, 0o700); err != nil {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ type ServiceStatus struct {
 	Checked  time.Time `json:"checked,omitzero"` // the last monitor
 	PID      int       `json:"pid,omitempty"`    // of a command
 	Warning  string    `json:"warning,omitempty"`
-	Removed  bool      `json:"removed,omitempty"` // it runs and is no longer in the definition
+	Removed  bool      `json:"removed,omitempty"` // it runs, and is no longer in the definition, or is defined otherwise now
 }
 
 // ErrSuperseded says that what was waited for is no longer wanted.

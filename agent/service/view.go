@@ -105,8 +105,9 @@ func (c *chain) status() ChainStatus {
 				}
 			}
 		}
-		if j := slices.IndexFunc(c.stack, func(in *instance) bool { return in.Spec.SameService(&c.defs[i]) }); j >= 0 {
+		if j := slices.IndexFunc(c.stack, func(in *instance) bool { return in.Spec.Name == c.defs[i].Name }); j >= 0 {
 			c.stack[j].fill(&st)
+			st.Run, st.Removed = c.stack[j].Spec.Run(), !c.stack[j].Spec.SameService(&c.defs[i])
 		} else if p != nil && p.GaveUp != "" {
 			st.State = p.GaveUp
 		} else if p != nil && p.Next.After(now) && c.want == wantUp {
@@ -115,7 +116,7 @@ func (c *chain) status() ChainStatus {
 		s.Services = append(s.Services, st)
 	}
 	for _, in := range c.stack {
-		if !slices.ContainsFunc(c.defs, func(d config.ServiceSpec) bool { return d.SameService(&in.Spec) }) {
+		if !slices.ContainsFunc(c.defs, func(d config.ServiceSpec) bool { return d.Name == in.Spec.Name }) {
 			st := ServiceStatus{Name: in.Spec.Name, Run: in.Spec.Run(), Removed: true}
 			in.fill(&st)
 			s.Services = append(s.Services, st)
@@ -124,7 +125,7 @@ func (c *chain) status() ChainStatus {
 	for i := range s.Services {
 		st := &s.Services[i]
 		stopFailed = stopFailed || st.State == StopFailed
-		allRun = allRun && (st.State == Running || st.State == Degraded || st.State == Unknown)
+		allRun = allRun && !st.Removed && (st.State == Running || st.State == Degraded || st.State == Unknown)
 		switch st.State {
 		case StopFailed:
 			bad = st
