@@ -12,6 +12,9 @@ import (
 	"github.com/hawser-ha/hawser/agent/coord"
 )
 
+// ErrUnsettled means: etcd changes its members only once all that are up have been in touch for 5s.
+var ErrUnsettled = errors.New("the members of etcd have not settled yet")
+
 // classify says what an error of one attempt means; lost is what silence means, and everything that is not known to be a plain no.
 func classify(err, lost error) error {
 	if err == nil {
@@ -31,6 +34,8 @@ func classify(err, lost error) error {
 		kind = coord.ErrLeaseGone
 	case errors.Is(e, rpctypes.ErrCompacted):
 		kind = coord.ErrCompacted
+	case errors.Is(e, rpctypes.ErrUnhealthy):
+		return fmt.Errorf("%w: %w: %w", coord.ErrRefused, ErrUnsettled, err)
 	case errors.Is(e, rpctypes.ErrNoSpace):
 		kind = coord.ErrRefused
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

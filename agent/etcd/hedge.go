@@ -107,7 +107,7 @@ func (e *callError) Is(target error) bool {
 	if errors.Is(e.kind, target) {
 		return true
 	}
-	return target == coord.ErrStale && errors.Is(e.all, coord.ErrStale) || //nolint:errorlint // sentinels that are asked for
+	return (target == coord.ErrStale || target == ErrUnsettled) && errors.Is(e.all, target) || //nolint:errorlint // sentinels that are asked for
 		(target == context.DeadlineExceeded || target == context.Canceled) && errors.Is(e.all, target) //nolint:errorlint // the same
 }
 

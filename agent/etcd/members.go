@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -110,9 +111,22 @@ func (c *Client) at(ctx context.Context, url string, f func(context.Context, *cl
 	return err
 }
 
-// one calls f for one endpoint after the other until one does not fail: for what must not be done twice at once.
+const settlePoll = 500 * time.Millisecond
+
+// one calls f for one endpoint after the other until one does not fail: for what must not be done twice at once. It waits for
+// members that have not settled yet.
 func one[T any](ctx context.Context, c *Client, f func(context.Context, *endpoint) (T, error)) (T, error) {
-	return hedge(ctx, c, c.cfg.RPCTimeout, coord.ErrUncertain, f)
+	for {
+		v, err := hedge(ctx, c, c.cfg.RPCTimeout, coord.ErrUncertain, f)
+		if !errors.Is(err, ErrUnsettled) {
+			return v, err
+		}
+		select {
+		case <-ctx.Done():
+			return v, err
+		case <-time.After(settlePoll):
+		}
+	}
 }
 
 // RemoveMember removes a member.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -75,8 +76,8 @@ func FromNode(n config.NodeConfig, log *slog.Logger) (Config, error) {
 
 // Member is one that runs.
 type Member struct {
-	e   *embed.Etcd
-	log *slog.Logger
+	e      *embed.Etcd
+	ending *atomic.Bool // what etcd logs from then on is no news
 }
 
 // Start starts a member. It may not have a leader yet: see Ready.
@@ -92,7 +93,8 @@ func Start(ctx context.Context, cfg Config) (*Member, error) {
 			return nil, err
 		}
 	}
-	ec, err := cfg.embed(plan)
+	ending := new(atomic.Bool)
+	ec, err := cfg.embed(plan, ending)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +110,7 @@ func Start(ctx context.Context, cfg Config) (*Member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the member of etcd: %w", err)
 	}
-	m := &Member{e: e, log: cfg.Log}
+	m := &Member{e: e, ending: ending}
 	if err := errors.Join(writeMark(cfg.DataDir, uint64(e.Server.MemberID())), writeFormed(cfg.DataDir, cfg.Cluster)); err != nil {
 		return nil, errors.Join(err, m.Stop())
 	}
@@ -137,6 +139,7 @@ func (m *Member) Ended() <-chan error {
 
 // Stop ends the member. It gives leadership to another one first.
 func (m *Member) Stop() error {
+	m.ending.Store(true)
 	done := make(chan struct{})
 	go func() { m.e.Close(); close(done) }() // waited for below
 	select {
@@ -174,7 +177,7 @@ func Run(ctx context.Context, cfg Config, pidFile string) error {
 	}
 }
 
-func (c Config) embed(plan plan) (*embed.Config, error) {
+func (c Config) embed(plan plan, ending *atomic.Bool) (*embed.Config, error) {
 	e := embed.NewConfig()
 	e.Name, e.Dir = c.Self.Name, c.DataDir
 	peer, err := url.Parse(c.Self.PeerURL)
@@ -196,7 +199,7 @@ func (c Config) embed(plan plan) (*embed.Config, error) {
 	e.AutoCompactionMode, e.AutoCompactionRetention = "periodic", "10m"
 	e.UnsafeNoFsync = c.NoFsync
 	e.EnableGRPCGateway = false
-	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(c.Log))
+	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(c.Log, ending))
 	return e, nil
 }
 
