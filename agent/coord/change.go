@@ -1,6 +1,7 @@
 package coord
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,6 +12,9 @@ import (
 
 	"github.com/hawser-ha/hawser/replicator/control"
 )
+
+// statusTries is how often a status is written that somebody has changed: it is ours alone, but may have run out.
+const statusTries = 3
 
 // Promotion is a term that was won.
 type Promotion struct {
@@ -213,15 +217,33 @@ func (s *Store) PutStatus(ctx context.Context, resource string, data json.RawMes
 		return fmt.Errorf("coord: status of %s is not JSON", resource)
 	}
 	key := s.prefix + keyResources + resource + "/" + keyStatus + s.node
-	t := Txn{If: []Compare{guard}, Then: []Op{{Key: key, Value: data, Lease: lease}}, Read: []string{guard.Key}}
-	res, err := s.send(ctx, t)
-	if err == nil && !res.Done {
-		err = t.conflict(&res)
+	for range statusTries {
+		s.mu.Lock()
+		was := s.status[resource]
+		s.mu.Unlock()
+		// Compared, so that one still under way in a slow member does not come after a newer one.
+		t := Txn{If: []Compare{guard, {key, Mod, was}}, Then: []Op{{Key: key, Value: data, Lease: lease}}, Read: []string{guard.Key, key}}
+		res, err := s.send(ctx, t)
+		if err != nil {
+			return fmt.Errorf("status of %s: %w", resource, err)
+		}
+		mod := res.Revision
+		if !res.Done {
+			if kv, _ := res.find(guard.Key); kv.Lease != lease {
+				return fmt.Errorf("status of %s: %w", resource, t.conflict(&res))
+			}
+			kv, there := res.find(key)
+			mod = kv.Mod
+			res.Done = there && kv.Lease == lease && bytes.Equal(kv.Value, data) // it went through before
+		}
+		s.mu.Lock()
+		s.status[resource] = mod
+		s.mu.Unlock()
+		if res.Done {
+			return nil
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("status of %s: %w", resource, err)
-	}
-	return nil
+	return fmt.Errorf("status of %s: %w: another agent of this node writes it too", resource, ErrConflict)
 }
 
 // DeleteStatus takes it back, when the resource is gone from this node.

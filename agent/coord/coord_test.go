@@ -238,6 +238,28 @@ func TestALateTransactionIsHarmless(t *testing.T) {
 	})
 }
 
+// TestALateStatusIsNotTheLastWord: one that was under way in a slow member does not come after a newer one.
+func TestALateStatusIsNotTheLastWord(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			s := fake.New(fake.Options{Seed: seed})
+			t.Cleanup(s.Close)
+			o := sessionOptions("n1")
+			o.TTL = 24 * time.Hour
+			n := start(t, s, "n1", o)
+			for i := range 8 {
+				n.client.SetFaults(fake.Faults{Late: 0.4, LoseAnswer: 0.2})
+				n.must(t, n.PutStatus(t.Context(), "r0", json.RawMessage(fmt.Sprint(i))))
+			}
+			n.client.SetFaults(fake.Faults{})
+			s.Settle()
+			if got := string(n.r0(t).Status["n1"].Data); got != "7" {
+				t.Errorf("seed %d: status %s after 7 was written", seed, got)
+			}
+		})
+	}
+}
+
 // TestMarks: an answer that is lost does not make a change happen twice, nor be taken for somebody else's.
 func TestMarks(t *testing.T) {
 	for seed := range uint64(20) {

@@ -40,13 +40,14 @@ type Store struct {
 	clock  func() int64
 	op     func() string
 
-	mu      sync.Mutex // guards session
+	mu      sync.Mutex // guards what follows
 	session *Session
+	status  map[string]uint64 // mod revision of what this node said of a resource
 }
 
 // New makes a Store. It starts nothing.
 func New(o Options) *Store {
-	s := &Store{b: o.Backend, prefix: o.Prefix, node: o.Node, log: o.Log, clock: o.Clock, op: o.Op}
+	s := &Store{b: o.Backend, prefix: o.Prefix, node: o.Node, log: o.Log, clock: o.Clock, op: o.Op, status: map[string]uint64{}}
 	if s.clock == nil {
 		s.clock = BootTime
 	}

@@ -92,6 +92,17 @@ func TestImportsPointOneWay(t *testing.T) {
 				t.Errorf("%s imports viper: only agent/config does", p.ImportPath)
 			}
 		}
+		for _, i := range p.Imports {
+			if strings.HasPrefix(i, "go.etcd.io/etcd/client/v3") && !within(p.ImportPath, "agent/etcd") {
+				t.Errorf("%s imports the etcd client: only agent/etcd does", p.ImportPath)
+			}
+			if strings.HasPrefix(i, "go.etcd.io/etcd/server/v3") && !within(p.ImportPath, "agent/etcdmember") {
+				t.Errorf("%s imports the etcd server: only agent/etcdmember does", p.ImportPath)
+			}
+			if i == module+"/agent/etcdmember" && p.ImportPath == module+"/agent" {
+				t.Errorf("%s runs etcd in the agent's process: a panic of etcd would end it", p.ImportPath)
+			}
+		}
 		base := filepath.Base(p.ImportPath)
 		if slices.Contains([]string{"util", "utils", "common", "types", "helpers", "misc"}, base) {
 			t.Errorf("%s: a helper lives with its first user", p.ImportPath)
