@@ -46,6 +46,7 @@ type Agent struct {
 	store     *coord.Store // the same
 	services  *servicePort // the same
 	selfFence func(ctx context.Context, why string) error
+	fence     *fences
 
 	haMu           sync.Mutex // guards coordinatedNow
 	coordinatedNow map[string]*config.Resource
@@ -88,6 +89,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 	}
 	if err := a.adopt(); err != nil {
+		return err
+	}
+	if err := a.startFencing(ctx); err != nil {
 		return err
 	}
 	done, err := a.coordinate(ctx)

@@ -89,6 +89,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("POST /v1/resources/{name}/adjust", a.postAdjust)
 	mux.HandleFunc("POST /v1/resources/{name}/do/{command}", a.postCommand)
 	a.haRoutes(mux)
+	a.fenceRoutes(mux)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn)}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()

@@ -49,10 +49,11 @@ func (a *Agent) coordinate(ctx context.Context) (func(), error) {
 	a.ha = ha.New(ha.Options{Node: n.Node, Store: store, Session: session, Log: a.log,
 		Follow:   coord.FollowOptions{ConfirmEvery: confirmEvery, RPCTimeout: n.Lease.RPCTimeout},
 		Resource: a.coordinated, Replica: func(name string) ha.Replica { return &replica{a: a, m: a.managed(name)} },
-		Services: a.servicePort(), Spec: a.takeSpec, Note: func(resource, name, text string) {
+		Services: a.servicePort(), Spec: a.takeSpec, Fencer: a.fencers(), Holding: a.holding, Note: func(resource, name, text string) {
 			a.publish(control.Event{Resource: resource, Kind: control.EventNote, Volume: control.All, Name: name, Text: text})
 		}})
 	a.wg.Go(func() { a.ha.Run(ctx) })
+	a.wg.Go(func() { a.guard(ctx, session) })
 	a.wg.Go(func() { a.know(ctx) })
 	return func() {
 		if err := client.Close(); err != nil {
@@ -113,6 +114,7 @@ func (a *Agent) coordinated(name string) (ha.Resource, bool) {
 	o := r.HA()
 	n := a.cfg.Node
 	p := decide.Policy{Auto: o.AutoPromote, Preferred: o.PreferredNode, Failback: o.Failback, BootWait: o.BootWait, TTL: n.Lease.TTL, Fencing: true}
+	p.Auto = p.Auto && a.fence.dog.MayLead() == nil
 	here := false
 	for _, node := range r.Nodes {
 		here = here || node.Name == n.Node
@@ -254,6 +256,11 @@ func (a *Agent) promote(w http.ResponseWriter, r *http.Request, name string) {
 	}
 	ctx, cancel := a.command()
 	defer cancel()
+	if err := a.fence.dog.MayLead(); err != nil {
+		control.WriteError(w, control.Errorf(control.Refused, "%w", err).On(name, control.All, "").
+			WithRule("watchdog.mode is required: without a watchdog this node does not lead").WithHint("hawser fence list shows the watchdog"))
+		return
+	}
 	why := "a person asked for it"
 	if args.Force {
 		why = "a person forced it"

@@ -144,7 +144,7 @@ Exit codes: 0 done, 1 failed or refused, 2 usage, 3 outcome unknown, 4 not there
 	root.AddCommand(useCommands()...)
 	root.AddCommand(dataCommands()...)
 	root.AddCommand(lookCommands()...)
-	root.AddCommand(agentCommand(), replicatorCommand(), etcdCommand(), manCommand(), importCommand(), pacemakerCommand())
+	root.AddCommand(agentCommand(), replicatorCommand(), etcdCommand(), manCommand(), importCommand(), pacemakerCommand(), fenceCommand())
 	root.AddCommand(toolCommands()...)
 	return root
 }

@@ -83,6 +83,7 @@ type Dog struct {
 	dev      Device
 	until    time.Duration
 	hungry   bool
+	dying    bool // Die was called: nothing saves this node any more
 	identity string
 	problem  string
 	failed   time.Duration // when arming it failed last
@@ -265,7 +266,7 @@ func (d *Dog) Extend(until time.Duration) error {
 }
 
 func (d *Dog) extend(until time.Duration) error {
-	if until == d.until {
+	if until == d.until || d.dying {
 		return nil
 	}
 	d.until = until
@@ -280,6 +281,9 @@ func (d *Dog) extend(until time.Duration) error {
 func (d *Dog) Disarm() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.dying {
+		return fmt.Errorf("watchdog %s: this node is to be reset", d.o.Path)
+	}
 	if d.dev == nil {
 		return d.dropMarker()
 	}
@@ -300,10 +304,29 @@ func (d *Dog) Disarm() error {
 	return nil
 }
 
+// Die lets the watchdog reset this node, and arms it for that where it is not. There is no way back.
+func (d *Dog) Die(why string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.o.Mode == Off {
+		return fmt.Errorf("watchdog: %w: watchdog.mode is off", ErrAbsent)
+	}
+	if d.dev == nil {
+		dev, err := d.open()
+		if err != nil {
+			return err
+		}
+		d.dev = dev
+	}
+	d.dying, d.until = true, 0
+	d.o.Log.Error("this node resets itself", "why", why, "dur", d.o.Timeout)
+	return d.writeMarker() // an agent that starts meanwhile must not feed it either
+}
+
 // feed feeds if the licence allows it; d.mu is held. The last meal is so early that the device fires before the licence ends.
 func (d *Dog) feed() {
 	now := d.o.Now()
-	if now+d.o.Timeout+granularity > d.until {
+	if d.dying || now+d.o.Timeout+granularity > d.until {
 		if !d.hungry {
 			d.o.Log.Error("watchdog fed no more: the licence ends, and the node is reset", "left", (d.until - now).Round(time.Millisecond))
 		}
@@ -346,6 +369,10 @@ func (d *Dog) Run(ctx context.Context) error {
 // end is Disarm for an agent that goes: nobody is left to feed.
 func (d *Dog) end() error {
 	d.mu.Lock()
+	if d.dying {
+		d.mu.Unlock()
+		return nil
+	}
 	if d.dev != nil {
 		if can, err := d.dev.CanDisarm(); err == nil && !can {
 			d.feed()

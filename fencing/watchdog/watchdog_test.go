@@ -311,6 +311,27 @@ func TestNeverOutlivesItsLicence(t *testing.T) {
 	}
 }
 
+func TestDie(t *testing.T) {
+	for _, armed := range []bool{true, false} {
+		in(t, map[bool]string{true: "armed", false: "not armed"}[armed], func(t *testing.T, m *machine) {
+			a := m.agent(Automatic)
+			if armed {
+				must(t, a.Arm(m.now()+time.Hour))
+			}
+			must(t, a.Die("test"))
+			must(t, a.Extend(m.now()+time.Hour))
+			if err := a.Disarm(); err == nil {
+				t.Error("disarmed")
+			}
+			a.end(t) // a clean end does not save it
+			m.wait(5 * time.Second)
+			if m.died() == 0 {
+				t.Error("lives")
+			}
+		})
+	}
+}
+
 func TestRequired(t *testing.T) {
 	in(t, "required and absent: does not lead", func(t *testing.T, m *machine) {
 		m.absent = true
