@@ -258,9 +258,11 @@ func TestPreferredNodeAndFailback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, []string{"n1", "n2", "n3"}, "r0")
 		defer w.close()
+		w.mu.Lock()
 		for _, n := range w.nodes {
 			n.policy.Preferred = "n3"
 		}
+		w.mu.Unlock()
 		w.begin("r0")
 		w.live(time.Minute)
 		if !w.serves("n1", "r0") {
@@ -269,8 +271,10 @@ func TestPreferredNodeAndFailback(t *testing.T) {
 		w.node("n1").die()
 		w.mustServe("n3", "r0", ttl+time.Second)
 		w.node("n1").boot()
+		w.mu.Lock()
 		w.node("n1").policy.Preferred, w.node("n2").policy.Preferred = "n1", "n1"
 		w.node("n3").policy.Preferred, w.node("n3").policy.Failback = "n1", true
+		w.mu.Unlock()
 		w.live(15 * time.Second)
 		if !w.serves("n3", "r0") {
 			t.Fatal("it moved to a node that is not in sync")
@@ -362,10 +366,12 @@ func TestConfirmedFencingIsFaster(t *testing.T) {
 				w := newWorld(t, []string{"n1", "n2"}, "r0")
 				defer w.close()
 				f := &fencer{w: w, by: w.node("n2"), certain: certain}
+				w.mu.Lock()
 				for _, n := range w.nodes {
 					n.policy.Fencing = true
 				}
-				w.node("n2").m.o.Fencer = f
+				w.node("n2").m.o.Fencer = f // read only after a policy was
+				w.mu.Unlock()
 				w.begin("r0")
 				w.node("n1").die()
 				if certain {

@@ -27,7 +27,7 @@ type world struct {
 	start time.Time
 	store *fake.Server
 	nodes []*node
-	mu    sync.Mutex // guards the replicas of all nodes
+	mu    sync.Mutex // guards the replicas and policies of all nodes
 	cut   map[[2]string]bool
 	peaks int // most nodes that were licensed Primaries at once
 }
@@ -99,6 +99,8 @@ func (n *node) startAgent() {
 	session := store.Hold(coord.SessionOptions{TTL: ttl, RenewEvery: time.Second, RPCTimeout: time.Second, Margin: margin, Info: coord.NodeInfo{Machine: n.name, Boot: "b"}})
 	n.m = New(Options{Node: n.name, Store: store, Session: session, Follow: coord.FollowOptions{ConfirmEvery: time.Second, RPCTimeout: time.Second}, Log: log, Clock: w.clock,
 		Resource: func(name string) (Resource, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			return Resource{Name: name, Policy: n.policy, Margin: margin, Here: true, Wanted: true}, n.replicas[name] != nil
 		},
 		Replica: func(name string) Replica { return n.replicas[name] }, Services: n.services, Fencer: n.fencer,

@@ -50,7 +50,19 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{t: t, dir: t.TempDir(), log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	// Not t.TempDir: what an agent was doing when it ended goes on without it, and may still write here.
+	dir, err := os.MkdirTemp("", "hawser-service-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for range 100 {
+			if os.RemoveAll(dir) == nil {
+				return
+			}
+		}
+	})
+	b := &bench{t: t, dir: dir, log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	b.run = filepath.Join(b.dir, "run")
 	agents := filepath.Join(b.dir, "ocf", "resource.d", "test")
 	if err := os.MkdirAll(agents, 0o755); err != nil {
