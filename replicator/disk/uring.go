@@ -153,6 +153,13 @@ func (e *uring) completion(c ringCQE, out *reqList) {
 			e.push(sl)
 			return
 		}
+		if errno == unix.ECANCELED {
+			// Not executed: the kernel gives up what waits for a worker thread that it cannot make, for which
+			// signals at the wrong moments are enough. That is nothing about the disk: do it here.
+			e.s.log.Warn("io_uring gave a request back, executing it", "path", e.s.f.path, "op", sl.op)
+			e.aux.work <- sl
+			return
+		}
 		err = mapErr(errno)
 	} else if sl.op != Flush && int(c.res) < len(sl.buf) {
 		if c.res > 0 {
