@@ -74,7 +74,7 @@ const leaseTTL = 8 * time.Second
 func startAgent(t *testing.T, name string, cl *etcd.Client) *agent {
 	t.Helper()
 	a := &agent{Store: coord.New(coord.Options{Backend: cl, Prefix: coord.Prefix("test"), Node: name, Log: quiet}), client: cl}
-	a.Session = a.Hold(coord.SessionOptions{TTL: leaseTTL, RenewEvery: 500 * time.Millisecond, RPCTimeout: 900 * time.Millisecond, Margin: 500 * time.Millisecond,
+	a.Session = a.Hold(coord.SessionOptions{TTL: leaseTTL, RenewEvery: 500 * time.Millisecond, RPCTimeout: 2 * time.Second, Margin: 500 * time.Millisecond,
 		Info: coord.NodeInfo{Machine: name, Boot: "b"}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

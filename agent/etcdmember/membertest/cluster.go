@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -48,7 +49,7 @@ func Place(t testing.TB, name string) etcdmember.Place {
 // Config makes the configuration of one of them.
 func Config(t testing.TB, places []etcdmember.Place, i int, tune func(*etcdmember.Config)) etcdmember.Config {
 	t.Helper()
-	cfg := etcdmember.Config{Self: places[i], Cluster: "test", DataDir: filepath.Join(t.TempDir(), "etcd"), Heartbeat: 50 * time.Millisecond,
+	cfg := etcdmember.Config{Self: places[i], Cluster: "test", DataDir: filepath.Join(dataDir(t), "etcd"), Heartbeat: 50 * time.Millisecond,
 		Election: 500 * time.Millisecond, QuotaMiB: 64, NoFsync: true, Log: slog.New(slog.DiscardHandler)}
 	for j, p := range places {
 		if j != i {
@@ -168,4 +169,16 @@ func (c *Cluster) Client(tune func(*etcd.Config)) *etcd.Client {
 		}
 	})
 	return cl
+}
+
+// dataDir is in memory where that is possible: a disk busy with other tests makes a member miss heartbeats. test/etcd has
+// members on disks.
+func dataDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "hawser-etcd-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
