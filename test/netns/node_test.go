@@ -411,7 +411,17 @@ func (f *faults) end() { _, _ = f.command("clear") }
 
 // unmount ends the process, when nobody uses the disk any more.
 func (f *faults) unmount() {
+	ended := make(chan struct{})
+	go func() {
+		_ = f.cmd.Wait()
+		close(ended)
+	}()
+	_ = syscall.Unmount(f.dir, syscall.MNT_DETACH)
 	_ = f.cmd.Process.Signal(syscall.SIGTERM)
-	_ = f.cmd.Wait()
-	_ = syscall.Unmount(f.dir, syscall.MNT_DETACH) // if it could not do it itself
+	select {
+	case <-ended:
+	case <-time.After(stateLimit): // a mount namespace made meanwhile has the mount too, and keeps it busy
+		_ = f.cmd.Process.Kill()
+		<-ended
+	}
 }
