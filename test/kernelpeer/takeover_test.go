@@ -93,6 +93,11 @@ func TestTakeOver(t *testing.T) {
 		m.hawser("da", "primary r0")
 		m.mount("da")
 	})
+	m.step("the Primary's replicator is killed", func() { // the load waits, and sees no error
+		m.lab.Exec("da", fmt.Sprintf("kill -9 %d", m.status("da").PID))
+		m.lab.Wait("da", stateLimit, "hawser primary r0 2>/dev/null")
+		m.hawserInSync("da")
+	})
 	m.step("the secondary becomes the kernel's again", func() {
 		m.toKernel("db")
 		m.kernelInSync("db")
@@ -195,8 +200,7 @@ func (m *takeover) hawser(node, args string) string {
 // toHawser is what the recipe says for a node whose DRBD is down.
 func (m *takeover) toHawser(node string) {
 	m.Helper()
-	m.put("r0.yaml", "resource: r0\nnodes:\n  - {name: da, address: 10.77.0.51:7788}\n  - {name: db, address: 10.77.0.52:7788}\nvolumes:\n  - {volume: 0, device: /dev/drbd0, disk: /dev/vda}\nnet: {protocol: C, timeout: 29, connect-int: 3, ping-int: 3}\n")
-	m.lab.Exec(node, "mkdir -p /etc/hawser/resources.d; cp /host/r0.yaml /etc/hawser/resources.d/")
+	m.Log(strings.TrimSpace(m.hawser(node, "import /etc/drbd.conf 2>&1")))
 	m.lab.Exec(node, "setsid hawser agent </dev/null >/run/agent.log 2>&1 & echo $! >/run/agent.pid")
 	m.lab.Wait(node, stateLimit, "test -S /run/hawser/agent.sock")
 	m.Log(strings.TrimSpace(m.hawser(node, "convert-md r0")))
@@ -218,17 +222,25 @@ func (m *takeover) kernelInSync(node string) {
 	m.Log(strings.TrimSpace(m.lab.Exec(node, "dmesg | grep -a 'Resync done\\|bits set\\|Began resync' | tail -n 3")))
 }
 
+// status is what hawser says on a node; nil while its replicator does not answer.
+func (m *takeover) status(node string) *control.Status {
+	m.Helper()
+	var all agent.NodeStatus
+	if err := json.Unmarshal([]byte(m.hawser(node, "status --json")), &all); err != nil {
+		m.Fatal(err)
+	}
+	if len(all.Resources) != 1 {
+		return nil
+	}
+	return all.Resources[0].Status
+}
+
 // hawserInSync waits for both disks to be UpToDate, and looks how much was copied for it: the bitmap says what differs.
 func (m *takeover) hawserInSync(node string) {
 	m.Helper()
-	var st control.Status
+	var st *control.Status
 	for deadline := time.Now().Add(syncLimit); ; <-time.After(200 * time.Millisecond) {
-		var all agent.NodeStatus
-		if err := json.Unmarshal([]byte(m.hawser(node, "status --json")), &all); err != nil {
-			m.Fatal(err)
-		}
-		if len(all.Resources) == 1 && all.Resources[0].Status != nil {
-			st = *all.Resources[0].Status
+		if st = m.status(node); st != nil {
 			p := st.Peers[0]
 			if p.Connection == "Connected" && p.Volumes[0].Replication == "Established" && p.Volumes[0].DiskState == "UpToDate" && st.Volumes[0].DiskState == "UpToDate" {
 				break
