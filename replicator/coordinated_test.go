@@ -184,7 +184,9 @@ func TestLicence(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Fatal("a write without a licence was acknowledged")
 	}
-	a.until(t, "demotion", func(s *control.Status) bool { return s.Role == "Secondary" && s.Write.Term == 9 && s.Write.Holder == "b" })
+	a.until(t, "demotion", func(s *control.Status) bool {
+		return s.Role == "Secondary" && s.Write.Term == 9 && s.Write.Holder == "b"
+	})
 	if err := arb.grantAs(a, 8); !errors.Is(err, control.Stale) {
 		t.Fatalf("a grant of the old term: %v, want %v", err, control.Stale)
 	}
