@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/ClusterLabs/ha_cluster_exporter v0.0.0-20210420075709-eb4566acab09 // indirect
+	github.com/agnivade/levenshtein v1.2.2 // indirect
 	github.com/anishathalye/porcupine v1.3.1 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

@@ -457,6 +457,10 @@ func (a *Agent) postAdjust(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := a.command()
 	defer cancel()
 	steps, err := a.managed(name).adjust(ctx, args.DryRun)
+	if err == nil && !args.DryRun && a.services != nil {
+		a.knowAll()
+		a.services.update(name)
+	}
 	reply(w, steps, err)
 }
 

@@ -157,11 +157,14 @@ func (p *servicePort) Maintenance(name string, on bool) {
 }
 
 // update gives a runner the definition of today.
-func (p *servicePort) update(r *config.Resource) {
+func (p *servicePort) update(name string) {
+	p.a.haMu.Lock()
+	r := p.a.coordinatedNow[name]
+	p.a.haMu.Unlock()
 	p.mu.Lock()
-	run := p.runners[r.Name]
+	run := p.runners[name]
 	p.mu.Unlock()
-	if run != nil {
+	if r != nil && run != nil {
 		run.Update(service.DefinitionOf(r))
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 
 	"github.com/hawser-ha/hawser/replicator/control"
-	"github.com/hawser-ha/hawser/replicator/disk"
 	"github.com/hawser-ha/hawser/replicator/meta"
 )
 
@@ -17,23 +16,9 @@ func ConvertMD(log *slog.Logger, def *control.Definition, o control.ConvertMDOpt
 		return nil, control.Errorf(control.Usage, "there is no metadata of version %d to convert to", o.To).On(def.Name, control.All, "").
 			WithHint("say v08 for DRBD 8.4 in the kernel, v09 for hawser and DRBD 9")
 	}
-	r := &Resource{log: log, name: def.Name, opts: Options{OpenDisk: disk.Open}}
-	var out []control.ConvertMDResult
-	for i := range def.Volumes {
-		d := &def.Volumes[i]
-		if o.Volume != control.All && o.Volume != d.Number || d.Disk == "" {
-			continue
-		}
-		res, err := r.convertMD(def, d, o)
-		if err != nil {
-			return out, r.told(diskError(err), d.Number, "")
-		}
-		out = append(out, res)
-	}
-	if len(out) == 0 {
-		return nil, control.Errorf(control.NotFound, "there is no volume %d with a disk", o.Volume).On(def.Name, control.All, "")
-	}
-	return out, nil
+	return onDisks(log, def, o.Volume, func(r *Resource, d *control.VolumeDef) (control.ConvertMDResult, error) {
+		return r.convertMD(def, d, o)
+	})
 }
 
 func (r *Resource) convertMD(def *control.Definition, d *control.VolumeDef, o control.ConvertMDOptions) (res control.ConvertMDResult, err error) {

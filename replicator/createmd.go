@@ -18,21 +18,29 @@ import (
 // made, sparse, of the size in the definition. Without o.Force it refuses a disk that holds metadata, a file system or
 // anything else it knows.
 func CreateMD(log *slog.Logger, def *control.Definition, o control.CreateMDOptions) ([]control.CreateMDResult, error) {
+	return onDisks(log, def, o.Volume, func(r *Resource, d *control.VolumeDef) (control.CreateMDResult, error) {
+		return r.createMD(def, d, o)
+	})
+}
+
+// onDisks does something to the disk of one volume, or of all, of a resource that is down. With an error come the
+// results before it.
+func onDisks[T any](log *slog.Logger, def *control.Definition, volume int, do func(*Resource, *control.VolumeDef) (T, error)) ([]T, error) {
 	r := &Resource{log: log, name: def.Name, opts: Options{OpenDisk: disk.Open}}
-	var out []control.CreateMDResult
+	var out []T
 	for i := range def.Volumes {
 		d := &def.Volumes[i]
-		if o.Volume != control.All && o.Volume != d.Number || d.Disk == "" {
+		if volume != control.All && volume != d.Number || d.Disk == "" {
 			continue
 		}
-		res, err := r.createMD(def, d, o)
+		res, err := do(r, d)
 		if err != nil {
 			return out, r.told(diskError(err), d.Number, "")
 		}
 		out = append(out, res)
 	}
 	if len(out) == 0 {
-		return nil, control.Errorf(control.NotFound, "there is no volume %d with a disk", o.Volume).On(def.Name, control.All, "")
+		return nil, control.Errorf(control.NotFound, "there is no volume %d with a disk", volume).On(def.Name, control.All, "")
 	}
 	return out, nil
 }

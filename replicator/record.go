@@ -85,7 +85,6 @@ type records struct {
 	mu    sync.Mutex // guards the fields below
 	next  *core.Record
 	token uint64
-	stop  bool
 }
 
 // push queues a record; what was queued before is part of it.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/agnivade/levenshtein"
 )
 
 // Error is one complaint about a file. Errors come joined; Errors takes them apart.
@@ -124,39 +126,21 @@ func join(list []*Error) error {
 	return errors.Join(errs...)
 }
 
+// wordMax bounds what the comparison of a misspelt word costs.
+const wordMax = 64 // bytes
+
 // nearest is the candidate most like a misspelt word, "" when none is like it.
 func nearest(word string, candidates []string) string {
+	if len(word) > wordMax {
+		return ""
+	}
 	best, bestDist := "", min(max(2, len(word)/3)+1, len(word))
 	for _, c := range candidates {
-		if d := distance(word, c); d < bestDist {
+		if d := levenshtein.ComputeDistance(word, c); d < bestDist {
 			best, bestDist = c, d
 		}
 	}
 	return best
-}
-
-// distance is the edit distance of two short words.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diag
-			if a[i] != b[j] {
-				change++
-			}
-			diag = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func didYouMean(word string, candidates []string) string {

@@ -312,10 +312,6 @@ func nobody(v *View) Plan {
 	return plan(why, p.Detail, run)
 }
 
-// servesFromPeers: a diskless Primary is not in the set and lives from those that are. It cannot run again by itself: it would
-// hold the term without a copy.
-func (v *View) servesFromPeers() bool { return false }
-
 // lastIsDead: who held the term last is off for sure.
 func (v *View) lastIsDead() bool {
 	l := v.Truth.Last
@@ -336,7 +332,7 @@ func eligible(v *View) (ok bool, why Reason, p Plan) {
 		return no(NotUp, l.Why, 0)
 	case w != nil && w.Bound > v.Now && !v.lastIsDead():
 		return no(Promised, "", w.Bound)
-	case m.Force && !(set != nil && v.me()):
+	case m.Force && (set == nil || !v.me()):
 		if len(l.Disks) == 0 {
 			return no(BadDisk, l.DiskText, 0)
 		}

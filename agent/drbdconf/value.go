@@ -6,6 +6,8 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+
+	"github.com/agnivade/levenshtein"
 )
 
 // ParseNumber reads a number with its suffix, in units of base. The reason is "" when it is right.
@@ -118,9 +120,12 @@ func near(word string, names []string) []string {
 		name string
 		dist int
 	}
+	if len(word) > 64 { // what a comparison costs has a bound
+		return nil
+	}
 	var list []scored
 	for _, n := range names {
-		if d := distance(word, n); d <= max(2, len(word)/2) {
+		if d := levenshtein.ComputeDistance(word, n); d <= max(2, len(word)/2) {
 			list = append(list, scored{n, d})
 		}
 	}
@@ -130,30 +135,6 @@ func near(word string, names []string) []string {
 		out = append(out, s.name)
 	}
 	return out
-}
-
-// distance is the edit distance of two short words.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diag
-			if a[i] != b[j] {
-				change++
-			}
-			diag = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func didYouMean(word string, names []string) string {

@@ -31,7 +31,7 @@ func truth(v *coord.View, r *coord.Resource, node string, session coord.LeaseID,
 	t.Maintenance = m.Cluster != nil || m.Resources[r.Name] != nil
 	see := func(name string) {
 		n := decide.Node{Alive: v.Nodes[name] != nil, Drained: m.Drained[name] != nil, Maintenance: m.Nodes[name] != nil}
-		if f := v.Fencing[name]; f != nil && !(n.Alive && f.Lease != v.Nodes[name].Lease) { // of this life, not of one before
+		if f := v.Fencing[name]; f != nil && (!n.Alive || f.Lease == v.Nodes[name].Lease) { // of this life, not of one before
 			n.Fence = map[coord.FencingState]decide.Fence{coord.FencingRunning: decide.FencePending, coord.FencingConfirmed: decide.FenceConfirmed,
 				coord.FencingFailed: decide.FenceUncertain, coord.FencingUnreadable: decide.FencePending}[f.State]
 		}

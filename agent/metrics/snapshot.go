@@ -27,7 +27,7 @@ type Resource struct {
 // Licence is by which right the node may write, and who else has the data.
 type Licence struct {
 	Term    uint64
-	Left    time.Duration // 0: none
+	Left    time.Duration // of a right that ends
 	Right   string        // lease, failsafe, unlimited, none
 	InSync  []string      // nodes
 	Holder  string        // node, "": nobody

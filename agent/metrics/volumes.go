@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"math"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -67,7 +68,7 @@ var (
 	mismatches  = gauge("verify_mismatch_bytes", "What the last verify, or the one that runs, found different.", "resource", "peer", "volume")
 
 	term      = gauge("term", "Promotion term of the resource.", "resource")
-	licence   = gauge("licence_seconds", "How long this node may still write without another word, by the right it has: lease, failsafe, unlimited.", "resource", "right")
+	licence   = gauge("licence_seconds", "How long this node may still write without another word, by the right it has: lease, failsafe, unlimited, none.", "resource", "right")
 	inSync    = gauge("in_sync", "Members of the in-sync set: only they may be promoted. Always 1.", "resource", "member")
 	holder    = gauge("promoted", "Node that holds the term. Always 1.", "resource", "holder")
 	questions = gauge("open_questions", "Peers that went and are still in the in-sync set: writes wait.", "resource")
@@ -115,9 +116,11 @@ func (r *Resource) collect(ch chan<- prometheus.Metric) {
 	restarts.emit(ch, float64(r.Restarts), r.Name)
 	if l := r.Licence; l != nil {
 		term.emit(ch, float64(l.Term), r.Name)
-		if l.Right != "" {
-			licence.emit(ch, l.Left.Seconds(), r.Name, l.Right)
+		left := l.Left.Seconds()
+		if l.Right == control.RightUnlimited {
+			left = math.Inf(1)
 		}
+		licence.emit(ch, left, r.Name, l.Right)
 		for _, n := range l.InSync {
 			inSync.emit(ch, 1, r.Name, n)
 		}

@@ -254,14 +254,14 @@ node (--node-name), or of a resource (--resource).`,
 			defer c.Close()
 			a := agent.MaintenanceArgs{On: args[0] == "on", By: who()}
 			f := cmd.Flags()
-			a.Scope.Node, err = f.GetString("node-name")
+			a.Node, err = f.GetString("node-name")
 			if err != nil {
 				return err
 			}
-			if a.Scope.Resource, err = f.GetString("resource"); err != nil {
+			if a.Resource, err = f.GetString("resource"); err != nil {
 				return err
 			}
-			if a.Scope.Node != "" && a.Scope.Resource != "" {
+			if a.Node != "" && a.Resource != "" {
 				return usage("a node or a resource, not both")
 			}
 			if a.Why, err = f.GetString("why"); err != nil {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/agnivade/levenshtein"
 )
 
 // limits of a document; a fence agent that says more is broken.
@@ -220,9 +222,12 @@ func (p *Parameter) fits(v string) string {
 
 // near names a parameter that looks like a misspelt one.
 func (a *Agent) near(name string) string {
+	if len(name) > 64 { // what a comparison costs has a bound
+		return ""
+	}
 	best, least := "", max(2, len(name)/3)+1
 	for i := range a.Parameters {
-		if d := distance(strings.ToLower(name), strings.ToLower(a.Parameters[i].Name)); d < least {
+		if d := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(a.Parameters[i].Name)); d < least {
 			best, least = a.Parameters[i].Name, d
 		}
 	}
@@ -230,27 +235,4 @@ func (a *Agent) near(name string) string {
 		return ""
 	}
 	return "; did you mean " + best + "?"
-}
-
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diag
-			if a[i] != b[j] {
-				change++
-			}
-			diag = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -382,7 +382,7 @@ func (m *Machine) promiseRequest(p *peer, b *wire.PromiseBody) {
 	}
 	d := min(Now(b.Duration), m.cfg.TTL)
 	leads := m.role == wire.Primary || m.promoting != nil
-	if b.Term != c.rec.Term || c.saved < b.Term || m.now < c.noPromise || leads && !(m.twoPrimaries(p) && p.leads) {
+	if b.Term != c.rec.Term || c.saved < b.Term || m.now < c.noPromise || leads && (!m.twoPrimaries(p) || !p.leads) {
 		d = 0
 	} else {
 		p.given, p.givenTerm = max(p.given, m.now+d), b.Term

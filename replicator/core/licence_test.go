@@ -368,12 +368,11 @@ func TestLicenceRunsOut(t *testing.T) {
 // Without etcd the promises of all others in the in-sync set are as good as a lease.
 func TestFailsafe(t *testing.T) {
 	r := leader(t, nil)
-	sentAt := r.now
 	r.m.Tick(r.now)
 	r.run()
 	// primary() forgets what was sent at the promotion: ask again.
 	r.tick(testTTL / 3)
-	sentAt = r.now
+	sentAt := r.now
 	r.now += 200e6 // on the way
 	r.promised(testTTL)
 	w := r.m.View().Licence

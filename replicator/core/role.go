@@ -34,7 +34,7 @@ func (m *Machine) Promote(now Now, force bool, cmd any) {
 		return
 	}
 	for _, v := range m.vols {
-		if err := m.mayLead(v, force); err != nil && !(v.disk == wire.Consistent && m.mayFence(v)) {
+		if err := m.mayLead(v, force); err != nil && (v.disk != wire.Consistent || !m.mayFence(v)) {
 			m.result(cmd, fmt.Errorf("volume %d: %w", v.num, err))
 			return
 		}

@@ -31,13 +31,6 @@ type takeover struct {
 
 var addresses = map[string]string{"da": "10.77.0.51", "db": "10.77.0.52"}
 
-func other(node string) string {
-	if node == "da" {
-		return "db"
-	}
-	return "da"
-}
-
 const takeoverConf = `global { usage-count no; }
 common { net { protocol C; timeout 29; connect-int 3; ping-int 3; } }
 resource r0 {
